@@ -1,0 +1,202 @@
+"""Commands on a store that lives in this process or in a file: the specification, executed.
+
+A backend supplies ``Tables``, inside one step of its store, and its clock; what is decided is
+``protocol.transition`` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Iterable, Mapping, Optional, Protocol, Sequence, Union
+
+from leasecron_sync.errors import StoreRejected
+from leasecron_sync.model import (
+    JobRecord,
+    JobSpan,
+    JobStamp,
+    JobStanding,
+    LeaseClaim,
+    LeaseRef,
+    LeaseReply,
+    Pending,
+    Pruned,
+    RenewReply,
+    RunKey,
+    RunRecord,
+    RunState,
+    Settlement,
+    SettleReply,
+    Verdict,
+)
+from leasecron_sync.protocol.transition import (
+    JobView,
+    Renew,
+    Settle,
+    abandon,
+    claimable,
+    register,
+    transition,
+)
+
+
+class Tables(Protocol):
+    """Records of one namespace, read and written inside one step of the store.
+
+    A record that this version cannot read raises ``StoreRejected``.
+    """
+
+    def run(self, key: RunKey) -> Optional[RunRecord]:
+        """Return a run's record."""
+        ...
+
+    def job(self, name: str) -> Optional[JobRecord]:
+        """Return a job's record."""
+        ...
+
+    def unsettled(self, job: Optional[str]) -> tuple[RunRecord, ...]:
+        """Return the unsettled runs of a job, without looking at settled ones.
+
+        Without a job, those of all jobs, leaving out what this version cannot read.
+        """
+        ...
+
+    def lapsed_before(self, until_ms: int, limit: int) -> Sequence[RunRecord]:
+        """Return unsettled runs of any job whose ``until_ms`` is smaller."""
+        ...
+
+    def settled_before(self, scheduled_ms: int, limit: int) -> Sequence[RunKey]:
+        """Return settled runs of any job scheduled earlier, the oldest first."""
+        ...
+
+    def states(self, span: JobSpan) -> Mapping[int, RunState]:
+        """Return the states of a job's known runs in a span."""
+        ...
+
+    def newest(self, job: str) -> Optional[int]:
+        """Return the newest scheduled time of a job that has a record."""
+        ...
+
+    def put_run(self, record: RunRecord) -> None:
+        """Write a run's record."""
+        ...
+
+    def put_job(self, record: JobRecord) -> None:
+        """Write a job's record."""
+        ...
+
+    def delete_runs(self, keys: Sequence[RunKey]) -> None:
+        """Delete records of runs."""
+        ...
+
+
+def claim(tables: Tables, claims: Iterable[LeaseClaim], now_ms: int) -> list[LeaseReply]:
+    """Decide claims one by one."""
+    return [_claim_one(tables, item, now_ms) for item in claims]
+
+
+def _claim_one(tables: Tables, item: LeaseClaim, now_ms: int) -> LeaseReply:
+    key = item.key
+    try:
+        record = tables.run(key)
+        job = tables.job(key.job) or JobRecord(key.job)
+        others = tuple(other for other in tables.unsettled(key.job) if other.key != key)
+    except StoreRejected as error:
+        # Nothing was written for this item yet, and the other claims of the batch stand.
+        return LeaseReply(Verdict.REJECTED, reason=str(error))
+    change = transition(record, JobView(job, others), item, now_ms)
+    for changed in change.runs:
+        tables.put_run(changed)
+    if change.job is not None:
+        tables.put_job(change.job)
+    assert isinstance(change.reply, LeaseReply)
+    return change.reply
+
+
+def renew(
+    tables: Tables, leases: Iterable[LeaseRef], lease_ms: int, now_ms: int
+) -> list[RenewReply]:
+    """Renew leases one by one."""
+    replies = []
+    for ref in leases:
+        try:
+            reply = _command(tables, ref.key, Renew(ref, lease_ms), now_ms)
+        except StoreRejected:  # only a newer version's takeover can have written such a record
+            reply = RenewReply.LOST
+        assert isinstance(reply, RenewReply)
+        replies.append(reply)
+    return replies
+
+
+def settle(tables: Tables, lease: LeaseRef, settlement: Settlement, now_ms: int) -> SettleReply:
+    """Settle one attempt."""
+    reply = _command(tables, lease.key, Settle(lease, settlement), now_ms)
+    assert isinstance(reply, SettleReply)
+    return reply
+
+
+def _command(tables: Tables, key: RunKey, command: Union[Renew, Settle], now_ms: int) -> object:
+    change = transition(tables.run(key), JobView(JobRecord(key.job)), command, now_ms)
+    for changed in change.runs:
+        tables.put_run(changed)
+    return change.reply
+
+
+def register_jobs(
+    tables: Tables, stamps: Iterable[JobStamp], now_ms: int, store_id: str
+) -> list[JobStanding]:
+    """Register jobs one by one."""
+    standings = []
+    for stamp in stamps:
+        before = tables.job(stamp.job) or JobRecord(stamp.job)
+        job = register(before, stamp, now_ms)
+        if job != before:
+            tables.put_job(job)
+        assert job.owed_from_ms is not None
+        known = [ms for ms in (tables.newest(job.job), job.pruned_to_ms) if ms is not None]
+        standings.append(
+            JobStanding(job.owed_from_ms, max(known, default=None), now_ms, store_id)
+        )
+    return standings
+
+
+def pending(
+    tables: Tables, jobs: Iterable[str], asker: str, limit: int, now_ms: int
+) -> Pending:
+    """Collect what is claimable of these jobs, the oldest runs first."""
+    asked = set(jobs)
+    by_job: dict[str, list[RunRecord]] = {}
+    for record in tables.unsettled(None):
+        if record.key.job in asked:
+            by_job.setdefault(record.key.job, []).append(record)
+    keys: list[RunKey] = []
+    coming: list[int] = []
+    unsettled = False
+    for records in by_job.values():
+        answer = claimable(tuple(records), asker, now_ms)
+        keys.extend(answer.keys)
+        unsettled = unsettled or answer.unsettled
+        if answer.next_ms is not None:
+            coming.append(answer.next_ms - now_ms)
+    keys.sort(key=lambda key: (key.scheduled_ms, key.job))
+    return Pending(tuple(keys[:limit]), min(coming, default=None), unsettled)
+
+
+def prune(tables: Tables, older_than_ms: int, limit: int, now_ms: int) -> Pruned:
+    """Abandon and delete old runs; at most ``limit`` of each."""
+    before_ms = now_ms - older_than_ms
+    abandoned = []
+    for record in tables.lapsed_before(before_ms, limit):
+        settled = abandon(record, before_ms, now_ms)
+        if settled is not None:
+            tables.put_run(settled)
+            abandoned.append(settled.key)
+    keys = tables.settled_before(before_ms, limit)
+    newest: dict[str, int] = {}
+    for key in keys:
+        newest[key.job] = max(key.scheduled_ms, newest.get(key.job, key.scheduled_ms))
+    for name, scheduled_ms in newest.items():
+        job = tables.job(name) or JobRecord(name)
+        if job.pruned_to_ms is None or job.pruned_to_ms < scheduled_ms:
+            tables.put_job(replace(job, pruned_to_ms=scheduled_ms))
+    tables.delete_runs(keys)
+    return Pruned(len(keys), tuple(abandoned))

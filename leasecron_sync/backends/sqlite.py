@@ -1,0 +1,380 @@
+"""A lease backend in a file on one host: the embedded default."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import uuid
+from importlib import resources
+from pathlib import Path
+from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar, Union
+
+from leasecron_sync.backends import _local
+from leasecron_sync.backends._sqlite_tables import SQLiteTables
+from leasecron_sync.backends.base import BackendSettings, LeaseBackend
+from leasecron_sync.clock import SystemClock
+from leasecron_sync.errors import (
+    OutcomeUnknown,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from leasecron_sync.model import (
+    STORE_FORMAT,
+    JobSpan,
+    JobStamp,
+    JobStanding,
+    JobSummary,
+    LeaseClaim,
+    LeaseRef,
+    LeaseReply,
+    Pending,
+    Pruned,
+    RenewReply,
+    RunRecord,
+    RunState,
+    Settlement,
+    SettleReply,
+    StoreInfo,
+)
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("leasecron_sync.backends.sqlite")
+_clock = SystemClock()
+
+BRIDGED_STEP_MS = 10_000
+"""The host's clock may step back this far before the newest time in the file is given up."""
+
+# Connections inherited over a fork. Closing one in the child would release locks of the parent's
+# file and might remove its write-ahead log, so they stay referenced, and unused, for ever.
+_INHERITED: list[sqlite3.Connection] = []
+
+_REJECTED = (
+    "readonly database",
+    "database or disk is full",
+    "malformed",
+    "permission denied",
+    "not authorized",
+)
+
+
+class _Lane:
+    """One connection and the lock around it; waits no longer than a call may take."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.connection: Optional[sqlite3.Connection] = None
+        self.tables: Optional[SQLiteTables] = None
+        self.identity: Optional[tuple[int, int]] = None
+
+    def drop(self) -> None:
+        connection, self.connection, self.tables = self.connection, None, None
+        if connection is not None:
+            try:
+                connection.close()
+            except sqlite3.Error as error:
+                _logger.debug("closing a connection failed error=%r", str(error))
+
+
+class SQLiteLease(LeaseBackend):
+    """Keeps leases in an SQLite file that all instances on one host open.
+
+    The file must lie on a local disk: on a network file system SQLite's locks do not hold, and
+    two instances could win one run. There is no clock but the host's: a step of the host's clock
+    ahead by more than the rest of a lease makes a live lease look lapsed. A file that is deleted
+    or replaced under way forgets its runs; this is noticed before the next claim and logged, and
+    what was claimed within ``catch_up_ms`` may run again.
+
+    Args:
+        path: The file; made when missing, in a folder that exists. It may hold other tables, all
+            names used here start with ``leasecron_``.
+
+    Raises:
+        ValueError: The path is empty or ``:memory:``, which no other process could open.
+    """
+
+    name: ClassVar[str] = "sqlite-lease"
+
+    # Tests put a reading of their own here; everything else uses the host's clock.
+    _now_ms: Callable[[], int] = staticmethod(_clock.now_ms)
+
+    def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
+        self._path = os.fspath(path)
+        if not self._path or self._path == ":memory:" or "\0" in self._path:
+            message = (
+                f"SQLiteLease needs the path of a file, not {self._path!r}: for tests within one "
+                "process use MemoryLease()"
+            )
+            raise ValueError(message)
+        self._settings: Optional[BackendSettings] = None
+        self._make_lanes()
+        self._identity: Optional[tuple[int, int]] = None
+        self._store_id = ""
+
+    def _make_lanes(self) -> None:
+        self._timer_lane = _Lane()
+        self._renew_lane = _Lane()
+        self._settle_lane = _Lane()
+
+    def __repr__(self) -> str:
+        """Show the path."""
+        return f"SQLiteLease({self._path!r})"
+
+    def open(self, settings: BackendSettings) -> None:
+        self._settings = settings
+
+    def close(self) -> None:
+        self._settings = None
+        for lane in (self._timer_lane, self._renew_lane, self._settle_lane):
+            # A thread that is stuck in a call keeps its lane; its connection goes with it.
+            if lane.lock.acquire(timeout=1.0):
+                try:
+                    lane.drop()
+                finally:
+                    lane.lock.release()
+
+    def discard(self) -> None:
+        for lane in (self._timer_lane, self._renew_lane, self._settle_lane):
+            if lane.connection is not None:
+                _INHERITED.append(lane.connection)
+        self._make_lanes()
+        self._settings = None
+
+    def probe(self) -> StoreInfo:
+        folder = Path(self._path).absolute().parent
+        if not folder.is_dir():
+            message = f"the folder {str(folder)!r} for the SQLite file does not exist: make it"
+            raise StoreUnsupported(message)
+
+        def work(tables: SQLiteTables, now_ms: int) -> StoreInfo:
+            del tables
+            return StoreInfo(f"SQLite {sqlite3.sqlite_version}", now_ms, self._store_id)
+
+        return self._write(self._timer_lane, work)
+
+    def register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
+        return self._write(
+            self._timer_lane,
+            lambda tables, now_ms: _local.register_jobs(tables, jobs, now_ms, self._store_id),
+        )
+
+    def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
+        return self._write(
+            self._timer_lane, lambda tables, now_ms: _local.claim(tables, claims, now_ms)
+        )
+
+    def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
+        return self._write(
+            self._renew_lane, lambda tables, now_ms: _local.renew(tables, leases, lease_ms, now_ms)
+        )
+
+    def settle(self, lease: LeaseRef, settlement: Settlement) -> SettleReply:
+        return self._write(
+            self._settle_lane,
+            lambda tables, now_ms: _local.settle(tables, lease, settlement, now_ms),
+        )
+
+    def pending(self, jobs: Sequence[str], limit: int) -> Pending:
+        asker = self._opened().instance_id
+        return self._read(
+            lambda tables, now_ms: _local.pending(tables, jobs, asker, limit, now_ms)
+        )
+
+    def states(self, spans: Sequence[JobSpan]) -> Sequence[Mapping[int, RunState]]:
+        return self._read(lambda tables, _now_ms: [tables.states(span) for span in spans])
+
+    def history(self, job: Optional[str], limit: int) -> Sequence[RunRecord]:
+        return self._read(lambda tables, _now_ms: tables.history(job, limit))
+
+    def jobs(self, limit: int) -> Sequence[JobSummary]:
+        return self._read(lambda tables, _now_ms: tables.summaries(limit))
+
+    def prune(self, older_than_ms: int, limit: int) -> Pruned:
+        return self._write(
+            self._timer_lane,
+            lambda tables, now_ms: _local.prune(tables, older_than_ms, limit, now_ms),
+        )
+
+    # -- one step of the store -----------------------------------------------------------------
+
+    def _opened(self) -> BackendSettings:
+        if self._settings is None:
+            message = f"the SQLite store {self._path!r} is closed"
+            raise StoreUnavailable(message)
+        return self._settings
+
+    def _write(self, lane: _Lane, work: Callable[[SQLiteTables, int], T]) -> T:
+        return self._step(lane, work, begin="BEGIN IMMEDIATE")
+
+    def _read(self, work: Callable[[SQLiteTables, int], T]) -> T:
+        return self._step(self._timer_lane, work, begin="BEGIN")
+
+    def _step(self, lane: _Lane, work: Callable[[SQLiteTables, int], T], *, begin: str) -> T:
+        settings = self._opened()
+        deadline_ms = _clock.steady_ms() + settings.call_timeout_ms
+        if not lane.lock.acquire(timeout=settings.call_timeout_ms / 1000):
+            message = f"another call on the SQLite file {self._path!r} did not end in time"
+            raise StoreUnavailable(message)
+        try:
+            tables, connection = self._connected(lane, settings, deadline_ms)
+            return self._transaction(tables, connection, work, begin=begin)
+        except sqlite3.Error as error:
+            lane.drop()
+            raise self._translated(error) from error
+        except OutcomeUnknown:
+            lane.drop()
+            raise
+        finally:
+            lane.lock.release()
+
+    def _transaction(
+        self,
+        tables: SQLiteTables,
+        connection: sqlite3.Connection,
+        work: Callable[[SQLiteTables, int], T],
+        *,
+        begin: str,
+    ) -> T:
+        connection.execute(begin)
+        try:
+            changes = connection.total_changes
+            now_ms, stored_ms = self._store_now(connection)
+            result = work(tables, now_ms)
+            if connection.total_changes != changes and now_ms != stored_ms:
+                connection.execute(
+                    "UPDATE leasecron_meta SET value = ? WHERE name = 'clock_ms'", (str(now_ms),)
+                )
+        except BaseException:
+            tables.forget()
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            message = f"committing to the SQLite file {self._path!r} failed: {error}"
+            raise OutcomeUnknown(message) from error
+        return result
+
+    def _store_now(self, connection: sqlite3.Connection) -> tuple[int, int]:
+        """Return the store's clock: the host's, without its small steps back."""
+        rows = connection.execute(
+            "SELECT value FROM leasecron_meta WHERE name = 'clock_ms'"
+        ).fetchall()
+        stored_ms = int(rows[0][0])
+        now_ms = self._now_ms()
+        if now_ms >= stored_ms:
+            return now_ms, stored_ms
+        if stored_ms - now_ms <= BRIDGED_STEP_MS:
+            return stored_ms, stored_ms
+        _logger.warning(
+            "the clock stepped back behind the newest time in the file path=%r step_ms=%d",
+            self._path,
+            stored_ms - now_ms,
+        )
+        return now_ms, stored_ms
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _connected(
+        self, lane: _Lane, settings: BackendSettings, deadline_ms: int
+    ) -> tuple[SQLiteTables, sqlite3.Connection]:
+        if lane.connection is not None and lane.identity != self._file_identity():
+            lane.drop()
+        # Leaves a quarter for the work itself, so that the call ends within its time-out.
+        busy_ms = max(1, (deadline_ms - _clock.steady_ms()) * 3 // 4)
+        if lane.connection is None or lane.tables is None:
+            lane.connection = sqlite3.connect(
+                self._path, timeout=busy_ms / 1000, isolation_level=None, check_same_thread=False
+            )
+            lane.tables = self._prepared(lane.connection, settings)
+            lane.identity = self._file_identity()
+            self._note_identity(lane.identity)
+        else:
+            lane.connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
+        return lane.tables, lane.connection
+
+    def _file_identity(self) -> Optional[tuple[int, int]]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _note_identity(self, identity: Optional[tuple[int, int]]) -> None:
+        before, self._identity = self._identity, identity
+        if before is not None and before != identity:
+            _logger.error(
+                "the SQLite file was deleted or replaced, what was claimed in it may run again "
+                "path=%r",
+                self._path,
+            )
+
+    def _prepared(
+        self, connection: sqlite3.Connection, settings: BackendSettings
+    ) -> SQLiteTables:
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
+            connection.execute("PRAGMA journal_mode = WAL")
+        # NORMAL may forget the last commits when the power fails: a claim could be won twice.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _schema():
+                connection.execute(statement)
+            for name, value in (
+                ("format", str(STORE_FORMAT)),
+                ("store_id", uuid.uuid4().hex),
+                ("clock_ms", "0"),
+            ):
+                connection.execute(
+                    "INSERT OR IGNORE INTO leasecron_meta (name, value) VALUES (?, ?)",
+                    (name, value),
+                )
+            meta = dict(connection.execute("SELECT name, value FROM leasecron_meta").fetchall())
+            self._check_format(meta)
+            connection.execute(
+                "INSERT OR IGNORE INTO leasecron_space (name) VALUES (?)", (settings.namespace,)
+            )
+            space_id = connection.execute(
+                "SELECT id FROM leasecron_space WHERE name = ?", (settings.namespace,)
+            ).fetchone()[0]
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        self._store_id = meta["store_id"]
+        return SQLiteTables(connection, space_id)
+
+    def _check_format(self, meta: Mapping[str, Any]) -> None:
+        found = meta["format"]
+        if found != str(STORE_FORMAT):
+            message = (
+                f"the SQLite file {self._path!r} has store format {found}, this version of "
+                f"leasecron_sync reads {STORE_FORMAT}: use a version that knows it"
+            )
+            raise StoreUnsupported(message)
+
+    def _translated(self, error: sqlite3.Error) -> StoreError:
+        text = str(error)
+        message = f"SQLite file {self._path!r}: {text}"
+        if "not a database" in text:
+            return StoreUnsupported(f"{message}: choose another path")
+        if any(part in text for part in _REJECTED):
+            return StoreRejected(message)
+        # Nothing was committed: the transaction was rolled back, or never began.
+        return StoreUnavailable(message)
+
+
+def _schema() -> list[str]:
+    text = (
+        resources.files("leasecron_sync.backends")
+        .joinpath("_sql", "sqlite", "schema.sql")
+        .read_text(encoding="utf-8")
+    )
+    return [part for part in text.split(";\n") if part.strip()]

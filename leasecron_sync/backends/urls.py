@@ -1,0 +1,146 @@
+"""From a URL to a backend, and the same URL without its credentials."""
+
+from __future__ import annotations
+
+from typing import Callable
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
+from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.sqlite import SQLiteLease
+
+_LATER = {
+    "postgresql": "PostgreSQL",
+    "postgres": "PostgreSQL",
+    "redis": "Redis",
+    "rediss": "Redis",
+    "valkey": "Valkey",
+    "valkeys": "Valkey",
+    "unix": "Redis",
+    "redis+sentinel": "Redis",
+    "redis+cluster": "Redis",
+    "amqp": "RabbitMQ",
+    "amqps": "RabbitMQ",
+    "nats": "NATS",
+    "tls": "NATS",
+}
+
+
+def connect(url: str) -> Backend:
+    """Return the backend that a URL names; nothing is connected yet.
+
+    ``sqlite:///jobs.db`` is a path relative to the working directory, ``sqlite:////var/lib/jobs.db``
+    an absolute one. ``memory://name`` is shared in the process. Characters such as ``%``, ``?`` and
+    ``#`` in a path are written percent-encoded.
+
+    Args:
+        url: Scheme, place, and parameters of the backend.
+
+    Raises:
+        TypeError: It is not text.
+        ValueError: The scheme or a parameter is unknown, or something is missing. The text does not
+            show user and password.
+    """
+    if not isinstance(url, str):
+        message = f"a backend URL must be text such as 'sqlite:///jobs.db', not {url!r}"
+        raise TypeError(message)
+    scheme, separator, _rest = url.partition("://")
+    scheme = scheme.lower()
+    if not separator or not scheme:
+        message = (
+            "a backend URL starts with a scheme, such as 'sqlite:///jobs.db' or 'memory://tests'; "
+            "for a plain path write SQLiteLease(path)"
+        )
+        raise ValueError(message)
+    if scheme in _LATER:
+        message = (
+            f"{scheme}:// names a backend for {_LATER[scheme]}, which is not in this version of "
+            f"leasecron_sync yet; it has: {', '.join(f'{name}://' for name in _MAKERS)}"
+        )
+        raise ValueError(message)
+    if scheme not in _MAKERS:
+        message = (
+            f"unknown scheme {scheme}:// in a backend URL; known: "
+            f"{', '.join(f'{name}://' for name in _MAKERS)}"
+        )
+        raise ValueError(message)
+    return _MAKERS[scheme](url)
+
+
+def connect_lease(url: str) -> LeaseBackend:
+    """Return the lease backend that a URL names, typed as one.
+
+    Args:
+        url: See ``connect``.
+
+    Raises:
+        ValueError: The URL is wrong, or names a claim backend.
+    """
+    backend = connect(url)
+    if not isinstance(backend, LeaseBackend):
+        message = f"{hide_credentials(url)} names {type(backend).__name__}, not a lease backend"
+        raise ValueError(message)  # noqa: TRY004 - the URL is wrong, not its type
+    return backend
+
+
+def connect_claim(url: str) -> ClaimBackend:
+    """Return the claim backend that a URL names, typed as one.
+
+    Args:
+        url: See ``connect``.
+
+    Raises:
+        ValueError: The URL is wrong, or names a lease backend.
+    """
+    backend = connect(url)
+    if not isinstance(backend, ClaimBackend):
+        message = f"{hide_credentials(url)} names {type(backend).__name__}, not a claim backend"
+        raise ValueError(message)  # noqa: TRY004 - the URL is wrong, not its type
+    return backend
+
+
+def hide_credentials(url: str) -> str:
+    """Return a URL without user, password and parameters, for logs and errors."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "***"
+    place = rest.split("?", 1)[0].split("#", 1)[0]
+    authority, slash, path = place.partition("/")
+    host = authority.rsplit("@", 1)[-1]
+    return f"{scheme}://{host}{slash}{path}"
+
+
+def _no_parameters(url: str) -> None:
+    parts = urlsplit(url)
+    unknown = [name for name, _value in parse_qsl(parts.query, keep_blank_values=True)]
+    if unknown or parts.fragment:
+        names = ", ".join(sorted(unknown)) or "a fragment"
+        message = (
+            f"{hide_credentials(url)} takes no parameters, it has: {names}; write '?' and '#' in a "
+            "path as %3F and %23"
+        )
+        raise ValueError(message)
+
+
+def _sqlite(url: str) -> SQLiteLease:
+    _no_parameters(url)
+    parts = urlsplit(url)
+    if parts.netloc or len(parts.path) < 2:  # noqa: PLR2004 - "/" alone names no file
+        message = (
+            "a SQLite URL has three slashes and a path, sqlite:///jobs.db, or four for an absolute "
+            "path, sqlite:////var/lib/jobs.db"
+        )
+        raise ValueError(message)
+    return SQLiteLease(unquote(parts.path[1:]))
+
+
+def _memory(url: str) -> MemoryLease:
+    _no_parameters(url)
+    name = unquote(url.partition("://")[2])
+    if not name:
+        message = "a memory URL names the store that objects of this process share: memory://tests"
+        raise ValueError(message)
+    return MemoryLease(name)
+
+
+_MAKERS: dict[str, Callable[[str], Backend]] = {"sqlite": _sqlite, "memory": _memory}

@@ -1,0 +1,450 @@
+"""The specification of every store command, as pure functions.
+
+``transition`` decides the three commands on one run (claim, renew, settle), ``register`` the one
+on a job, ``claimable`` what ``pending`` answers for a job, and ``abandon`` what pruning does to a
+run that nobody took over. The memory and SQLite backends execute these functions; a backend that
+decides in another language is compared with them, reply by reply and record by record.
+
+The line numbers in the comments are those of the decision table in ``docs/protocol.rst``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Optional, Union
+
+from leasecron_sync.model import (
+    FormerSchedule,
+    JobRecord,
+    JobStamp,
+    Lease,
+    LeaseClaim,
+    LeaseRef,
+    LeaseReply,
+    OnOverlap,
+    Outcome,
+    Reason,
+    RenewReply,
+    RunKey,
+    RunRecord,
+    RunState,
+    Settlement,
+    SettleReply,
+    Verdict,
+)
+
+FREE_HAND_OVERS = 9
+"""Hand-overs of a run that do not count as attempts; from the next one on they do."""
+
+MAX_RETRY_DELAY_MS = 300_000
+"""The longest wait that a failed run is ever given."""
+
+FORMER_SCHEDULE_MS = 600_000
+"""A definition that returns within this time (a rolling deploy) keeps its old date."""
+
+FORMER_SCHEDULES = 8
+"""How many displaced definitions of a job are remembered."""
+
+STORE_DECISION = "store"
+"""Decision id of what pruning settled; never made by an instance."""
+
+
+class Renew(NamedTuple):
+    """Command: extend a lease by ``lease_ms`` from now."""
+
+    ref: LeaseRef
+    lease_ms: int
+
+
+class Settle(NamedTuple):
+    """Command: report how an attempt ended."""
+
+    ref: LeaseRef
+    settlement: Settlement
+
+
+Command = Union[LeaseClaim, Renew, Settle]
+Reply = Union[LeaseReply, RenewReply, SettleReply]
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What a command on one run may read besides its own record.
+
+    Attributes:
+        record: The job's record.
+        others: Every unsettled run of the job besides the run itself.
+    """
+
+    record: JobRecord
+    others: tuple[RunRecord, ...] = ()
+
+
+class Change(NamedTuple):
+    """A reply and what to write with it, in the same step.
+
+    Attributes:
+        reply: The answer.
+        runs: Run records to write.
+        job: Job record to write, when it changed.
+    """
+
+    reply: Reply
+    runs: tuple[RunRecord, ...] = ()
+    job: Optional[JobRecord] = None
+
+
+def transition(record: Optional[RunRecord], job: JobView, command: Command, now_ms: int) -> Change:
+    """Decide one command on one run.
+
+    Args:
+        record: The run's record; None when there is none.
+        job: The job's record and its other unsettled runs.
+        command: A claim, a renewal or a settlement.
+        now_ms: The store's clock, read in the same step.
+    """
+    if isinstance(command, Renew):
+        return _renew(record, command, now_ms)
+    if isinstance(command, Settle):
+        return _settle(record, command, now_ms)
+    return _claim(record, job, command, now_ms)
+
+
+def is_live(record: RunRecord, now_ms: int) -> bool:
+    """Tell whether the run is running under a lease that has not lapsed."""
+    return record.state is RunState.RUNNING and record.until_ms > now_ms
+
+
+def is_lapsed(record: RunRecord, now_ms: int) -> bool:
+    """Tell whether the run is running under a lease that has lapsed."""
+    return record.state is RunState.RUNNING and record.until_ms <= now_ms
+
+
+def is_due(record: RunRecord, now_ms: int) -> bool:
+    """Tell whether the run waits and its wait is over.
+
+    A wait longer than any retry delay shows that the clock was set back; it counts as over.
+    """
+    left = record.until_ms - now_ms
+    return record.state is RunState.WAITING and (left <= 0 or left > MAX_RETRY_DELAY_MS)
+
+
+def is_overlong(record: RunRecord, now_ms: int) -> bool:
+    """Tell whether a live lease is so long that the clock must have been set back."""
+    return is_live(record, now_ms) and record.until_ms - now_ms > 2 * record.lease_ms
+
+
+def _claim(record: Optional[RunRecord], job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
+    if record is None:
+        change = _claim_new(job, claim, now_ms)
+    elif record.state.settled:  # lines 1 and 2
+        fresh = record.decision_id == claim.decision_id
+        change = Change(_settled(record, fresh=fresh))
+    elif record.state is RunState.WAITING:
+        change = _claim_waiting(record, job, claim, now_ms)
+    elif is_live(record, now_ms):
+        change = _claim_live(record, claim, now_ms)
+    else:
+        change = _claim_lapsed(record, job, claim, now_ms)
+    return _note_unsettled(change, job, claim, now_ms)
+
+
+def _claim_live(record: RunRecord, claim: LeaseClaim, now_ms: int) -> Change:
+    written: tuple[RunRecord, ...] = ()
+    if is_overlong(record, now_ms):
+        record = replace(record, until_ms=now_ms + record.lease_ms)
+        written = (record,)
+    left_ms = record.until_ms - now_ms
+    if record.decision_id == claim.decision_id:  # line 1
+        lease = Lease(
+            ref=LeaseRef(record.key, record.token),
+            attempt=record.attempt,
+            failures=record.failures,
+            left_ms=left_ms,
+            takeover=False,
+        )
+        return Change(_granted(lease), written)
+    return Change(  # line 3
+        LeaseReply(Verdict.HELD, wait_ms=left_ms, state=record.state), written
+    )
+
+
+def _claim_lapsed(record: RunRecord, job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
+    """Line 4."""
+    failures = record.failures + 1  # the attempt whose runner was lost
+    if now_ms - record.until_ms > claim.takeover_ms:
+        return _fail(record, claim, Reason.ABANDONED, failures, now_ms)
+    if failures >= claim.max_attempts:
+        return _fail(record, claim, Reason.RUNNER_LOST, failures, now_ms)
+    if claim.on_overlap is not OnOverlap.ALLOW:
+        blockers = [other for other in job.others if is_live(other, now_ms)]
+        if blockers:
+            return _deferred(record, blockers, now_ms)
+    return _grant(replace(record, failures=failures), job, claim, now_ms, takeover=True)
+
+
+def _claim_waiting(record: RunRecord, job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
+    """Line 5."""
+    if not is_due(record, now_ms):
+        wait_ms = record.until_ms - now_ms
+        return Change(LeaseReply(Verdict.WAITING, wait_ms=wait_ms, state=record.state))
+    if now_ms - record.until_ms > claim.takeover_ms:
+        return _fail(record, claim, Reason.ABANDONED, record.failures, now_ms)
+    if claim.on_overlap is not OnOverlap.ALLOW:
+        blockers = [other for other in job.others if other.state is RunState.RUNNING]
+        if blockers:
+            return _deferred(record, blockers, now_ms)
+    return _grant(record, job, claim, now_ms)
+
+
+def _claim_new(job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
+    """Line 6."""
+    key = claim.key
+    if now_ms < claim.due_ms:
+        return Change(LeaseReply(Verdict.EARLY, wait_ms=claim.due_ms - now_ms))
+    pruned_to_ms = job.record.pruned_to_ms
+    pruned = pruned_to_ms is not None and key.scheduled_ms <= pruned_to_ms
+    if pruned or now_ms - claim.due_ms > claim.max_age_ms:
+        return Change(LeaseReply(Verdict.TOO_OLD))
+    abandoned: tuple[RunRecord, ...] = ()
+    if claim.on_overlap is not OnOverlap.ALLOW:
+        stale = [other for other in job.others if _to_abandon(other, claim, now_ms)]
+        blockers = [
+            other
+            for other in job.others
+            if (other.state is RunState.RUNNING and other not in stale)
+            or (other.key.scheduled_ms < key.scheduled_ms and is_due(other, now_ms))
+        ]
+        if blockers and claim.on_overlap is OnOverlap.SKIP:
+            return _skip(claim, now_ms)
+        if blockers:
+            return _deferred(None, blockers, now_ms)
+        # A run that lapsed too long ago does not hold its job up. It is settled here and now:
+        # left as it is, a late renewal would make it a second running run of the job.
+        abandoned = tuple(
+            _failed(other, claim.decision_id, Reason.ABANDONED, other.failures + 1, now_ms)
+            for other in stale
+        )
+    return _grant(
+        RunRecord(key=key, state=RunState.RUNNING), job, claim, now_ms, abandoned=abandoned
+    )
+
+
+def _to_abandon(record: RunRecord, claim: LeaseClaim, now_ms: int) -> bool:
+    return is_lapsed(record, now_ms) and now_ms - record.until_ms > claim.takeover_ms
+
+
+def _grant(
+    record: RunRecord,
+    job: JobView,
+    claim: LeaseClaim,
+    now_ms: int,
+    *,
+    takeover: bool = False,
+    abandoned: tuple[RunRecord, ...] = (),
+) -> Change:
+    # Never below the store's clock: tokens go on rising when the job's record was lost.
+    token = max(job.record.last_token + 1, now_ms)
+    granted = replace(
+        record,
+        state=RunState.RUNNING,
+        token=token,
+        attempt=record.attempt + 1,
+        holder=claim.holder,
+        decision_id=claim.decision_id,
+        until_ms=now_ms + claim.lease_ms,
+        lease_ms=claim.lease_ms,
+        max_attempts=claim.max_attempts,
+        overlap=claim.on_overlap is OnOverlap.ALLOW,
+        takeover_ms=claim.takeover_ms,
+        claimed_ms=now_ms,
+        settled_ms=None,
+        reason="",
+    )
+    lease = Lease(
+        ref=LeaseRef(granted.key, token),
+        attempt=granted.attempt,
+        failures=granted.failures,
+        left_ms=claim.lease_ms,
+        takeover=takeover,
+    )
+    reply = replace(_granted(lease), abandoned=tuple(other.key for other in abandoned))
+    return Change(reply, (granted, *abandoned), replace(job.record, last_token=token))
+
+
+def _granted(lease: Lease) -> LeaseReply:
+    return LeaseReply(Verdict.GRANTED, lease=lease, state=RunState.RUNNING, fresh=True)
+
+
+def _settled(record: RunRecord, *, fresh: bool) -> LeaseReply:
+    return LeaseReply(Verdict.SETTLED, state=record.state, reason=record.reason, fresh=fresh)
+
+
+def _deferred(record: Optional[RunRecord], blockers: list[RunRecord], now_ms: int) -> Change:
+    wait_ms = max(0, min(other.until_ms for other in blockers) - now_ms)
+    state = record.state if record is not None else None
+    return Change(LeaseReply(Verdict.DEFERRED, wait_ms=wait_ms, state=state))
+
+
+def _skip(claim: LeaseClaim, now_ms: int) -> Change:
+    skipped = RunRecord(
+        key=claim.key,
+        state=RunState.SKIPPED,
+        holder=claim.holder,
+        decision_id=claim.decision_id,
+        settled_ms=now_ms,
+        reason=Reason.OVERLAP.value,
+    )
+    return Change(_settled(skipped, fresh=True), (skipped,))
+
+
+def _fail(
+    record: RunRecord, claim: LeaseClaim, reason: Reason, failures: int, now_ms: int
+) -> Change:
+    failed = _failed(record, claim.decision_id, reason, failures, now_ms)
+    return Change(_settled(failed, fresh=True), (failed,))
+
+
+def _failed(
+    record: RunRecord, decision_id: str, reason: Reason, failures: int, now_ms: int
+) -> RunRecord:
+    return replace(
+        record,
+        state=RunState.FAILED,
+        decision_id=decision_id,
+        failures=failures,
+        settled_ms=now_ms,
+        reason=reason.value,
+    )
+
+
+def _note_unsettled(change: Change, job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
+    """Tell the claiming instance whether the job has a run that somebody may have to take over."""
+    reply = change.reply
+    assert isinstance(reply, LeaseReply)
+    own = reply.verdict in (Verdict.HELD, Verdict.WAITING, Verdict.DEFERRED)
+    rest = any(
+        not (is_live(other, now_ms) and other.holder == claim.holder)
+        for other in job.others
+        if other.key not in reply.abandoned
+    )
+    return change._replace(reply=replace(reply, unsettled=own or rest))
+
+
+def _renew(record: Optional[RunRecord], command: Renew, now_ms: int) -> Change:
+    if (
+        record is None
+        or record.state is not RunState.RUNNING
+        or record.token != command.ref.token
+    ):
+        return Change(RenewReply.LOST)
+    return Change(RenewReply.RENEWED, (replace(record, until_ms=now_ms + command.lease_ms),))
+
+
+def _settle(record: Optional[RunRecord], command: Settle, now_ms: int) -> Change:
+    if record is None or record.token != command.ref.token:
+        return Change(SettleReply(accepted=False, state=record.state if record else None))
+    if record.state is not RunState.RUNNING:
+        # The token's own settlement, asked again after a lost reply. One that a claim or pruning
+        # settled (decision id) was taken out of the holder's hands.
+        repeated = not record.decision_id
+        return Change(_settle_reply(record, now_ms) if repeated else _fenced(record))
+    settled = _apply(record, command.settlement, now_ms)
+    return Change(_settle_reply(settled, now_ms), (settled,))
+
+
+def _apply(record: RunRecord, settlement: Settlement, now_ms: int) -> RunRecord:
+    record = replace(record, decision_id="", reason=settlement.reason, settled_ms=now_ms)
+    if settlement.outcome is Outcome.FINISHED:
+        return replace(record, state=RunState.FINISHED)
+    counted, wait_ms = 1, settlement.delay_ms
+    if settlement.outcome is Outcome.HANDED_OVER:
+        record = replace(record, hand_overs=record.hand_overs + 1)
+        counted, wait_ms = int(record.hand_overs > FREE_HAND_OVERS), 0
+    record = replace(record, failures=record.failures + counted)
+    if counted and record.failures >= record.max_attempts:
+        return replace(record, state=RunState.FAILED)
+    return replace(
+        record, state=RunState.WAITING, until_ms=now_ms + wait_ms, settled_ms=None
+    )
+
+
+def _settle_reply(record: RunRecord, now_ms: int) -> SettleReply:
+    waiting = record.state is RunState.WAITING
+    wait_ms = max(0, record.until_ms - now_ms) if waiting else 0
+    return SettleReply(accepted=True, state=record.state, wait_ms=wait_ms)
+
+
+def _fenced(record: RunRecord) -> SettleReply:
+    return SettleReply(accepted=False, state=record.state)
+
+
+def register(job: JobRecord, stamp: JobStamp, now_ms: int) -> JobRecord:
+    """Decide since when the scheduled times of a job are owed."""
+    if job.owed_from_ms is None:
+        return replace(job, owed_from_ms=now_ms, fingerprint=stamp.fingerprint)
+    if job.fingerprint == stamp.fingerprint:
+        return replace(job, owed_from_ms=min(job.owed_from_ms, now_ms))
+    recent = [
+        former for former in job.former if now_ms - former.displaced_ms < FORMER_SCHEDULE_MS
+    ]
+    returning = [former for former in recent if former.fingerprint == stamp.fingerprint]
+    owed_from_ms = min(returning[0].owed_from_ms, now_ms) if returning else now_ms
+    displaced = FormerSchedule(job.fingerprint, job.owed_from_ms, now_ms)
+    kept = [
+        former
+        for former in recent
+        if former.fingerprint not in (stamp.fingerprint, job.fingerprint)
+    ]
+    return replace(
+        job,
+        owed_from_ms=owed_from_ms,
+        fingerprint=stamp.fingerprint,
+        former=(displaced, *kept)[:FORMER_SCHEDULES],
+    )
+
+
+class Claimable(NamedTuple):
+    """What ``pending`` answers for one job.
+
+    Attributes:
+        keys: Runs to claim now.
+        next_ms: Store's instant at which the next one may become claimable.
+        unsettled: Whether there is a run that the asking instance does not hold.
+    """
+
+    keys: tuple[RunKey, ...]
+    next_ms: Optional[int]
+    unsettled: bool
+
+
+def claimable(unsettled: tuple[RunRecord, ...], asker: str, now_ms: int) -> Claimable:
+    """Tell which of a job's unsettled runs are claimable now, and when the next one is.
+
+    Where overlap is forbidden, a lapsed run goes before a waiting one, since a waiting run is
+    deferred until the lapsed one is settled; among equals the older one goes first.
+    """
+    runs = sorted(unsettled, key=lambda record: record.key)
+    overlong = [record for record in runs if is_overlong(record, now_ms)]
+    live = [record for record in runs if is_live(record, now_ms)]
+    lapsed = [record for record in runs if is_lapsed(record, now_ms)]
+    due = [record for record in runs if is_due(record, now_ms)]
+    free = [record for record in lapsed + due if record.overlap]
+    queue = [record for record in lapsed + due if not record.overlap]
+    keys = [record.key for record in overlong + free]
+    if queue and not live:
+        keys.append(queue[0].key)
+    coming = [record.until_ms for record in runs if record.until_ms > now_ms]
+    others = any(not (is_live(record, now_ms) and record.holder == asker) for record in runs)
+    return Claimable(tuple(sorted(keys)), min(coming, default=None), others)
+
+
+def abandon(record: RunRecord, before_ms: int, now_ms: int) -> Optional[RunRecord]:
+    """Settle an unsettled run that lapsed or fell due before an instant; None if it stays.
+
+    Pruning does this for jobs that no running version knows any more.
+    """
+    if record.state.settled or record.until_ms >= before_ms:
+        return None
+    failures = record.failures + (record.state is RunState.RUNNING)
+    return _failed(record, STORE_DECISION, Reason.ABANDONED, failures, now_ms)
