@@ -1,1 +1,61 @@
+"""Runs one cron schedule in every instance of an application, each run in one of them."""
+
 from __future__ import annotations
+
+import logging
+
+from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.sqlite import SQLiteLease
+from leasecron_sync.backends.urls import connect, connect_claim, connect_lease
+from leasecron_sync.errors import (
+    HandOver,
+    LeasecronError,
+    MissingDependency,
+    OutcomeUnknown,
+    RunInterrupt,
+    RunLost,
+    RunStopping,
+    RunTimeLimit,
+    SchedulerStateError,
+    StoreError,
+    StoreRejected,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from leasecron_sync.events import Event
+from leasecron_sync.model import RunRecord, RunState
+from leasecron_sync.run import LeaseRun, Run
+from leasecron_sync.schedule import at, every
+from leasecron_sync.scheduler import Scheduler, Status
+
+__all__ = [
+    "Event",
+    "HandOver",
+    "LeaseRun",
+    "LeasecronError",
+    "MemoryLease",
+    "MissingDependency",
+    "OutcomeUnknown",
+    "Run",
+    "RunInterrupt",
+    "RunLost",
+    "RunRecord",
+    "RunState",
+    "RunStopping",
+    "RunTimeLimit",
+    "SQLiteLease",
+    "Scheduler",
+    "SchedulerStateError",
+    "Status",
+    "StoreError",
+    "StoreRejected",
+    "StoreUnavailable",
+    "StoreUnsupported",
+    "at",
+    "connect",
+    "connect_claim",
+    "connect_lease",
+    "every",
+]
+
+logging.getLogger("leasecron_sync").addHandler(logging.NullHandler())

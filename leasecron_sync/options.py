@@ -396,7 +396,8 @@ def job_options(
         timezone=scheduler.timezone if zone is None else _timezone(zone),
         jitter_ms=number("jitter_ms"),
         time_limit_ms=None if limit is None else _number("job", "time_limit_ms", limit),
-        overlap=overlap == "allow",
+        # A claim backend shows no live lease, so nothing can be held against another run there.
+        overlap=overlap == "allow" or family == "claim",
         max_attempts=number("max_attempts"),
         retry_delay_ms=number("retry_delay_ms"),
         catch_up_ms=catch_up_ms,

@@ -1,0 +1,164 @@
+"""Every store call goes through here: outages, the delay until the next try, the skew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Callable, Optional, TypeVar
+
+from leasecron_sync.clock import Clock
+from leasecron_sync.errors import OutcomeUnknown, StoreError
+from leasecron_sync.options import SKEW_WARNING_MS
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("leasecron_sync.engine.caller")
+
+FIRST_DELAY_MS = 100
+LAST_DELAY_MS = 5_000
+
+
+class Caller:
+    """Calls the store and keeps account of whether it answers.
+
+    An outage begins with the first call that fails and ends when every lane that failed has had an
+    answer, so that it is told once at each end, however many threads meet it.
+
+    Args:
+        clock: Where the time comes from.
+        on_down: Called with the error when an outage begins.
+        on_back: Called when it ends.
+        on_skew: Called once with a skew that is too large.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        on_down: Callable[[StoreError], None],
+        on_back: Callable[[], None],
+        on_skew: Callable[[int], None],
+    ) -> None:
+        self._clock = clock
+        self._on_down = on_down
+        self._on_back = on_back
+        self._on_skew = on_skew
+        self._lock = threading.RLock()  # a signal handler may read the state again
+        self._failing: set[str] = set()
+        self._down_since_ms: Optional[int] = None
+        self._back_at_ms: Optional[int] = None
+        self._skew_ms: Optional[int] = None
+        self._skew_told = False
+
+    def call(self, lane: str, function: Callable[[], T]) -> T:
+        """Call the store once.
+
+        Args:
+            lane: Who calls; an outage lasts until each lane that failed has an answer.
+            function: The call.
+
+        Raises:
+            StoreError: It failed; what else a backend lets escape becomes OutcomeUnknown.
+        """
+        try:
+            result = function()
+        except StoreError as error:
+            self._failed(lane, error)
+            raise
+        except Exception as error:
+            _logger.exception("the backend let a foreign error escape")
+            unknown = OutcomeUnknown(f"{type(error).__name__}: {error}")
+            self._failed(lane, unknown)
+            raise unknown from error
+        self._answered(lane)
+        return result
+
+    def forget(self, lane: str) -> None:
+        """Do not wait for an answer of a lane that will make no more calls."""
+        with self._lock:
+            self._failing.discard(lane)
+
+    @property
+    def down_since_ms(self) -> Optional[int]:
+        """Wall clock at which the outage began; None while the store answers."""
+        return self._down_since_ms
+
+    @property
+    def back_at_ms(self) -> Optional[int]:
+        """Steady time at which the newest outage ended."""
+        return self._back_at_ms
+
+    @property
+    def skew_ms(self) -> Optional[int]:
+        """Newest difference between the store's clock and this host's; positive: it is ahead."""
+        return self._skew_ms
+
+    def compare_clocks(self, store_ms: int, sent_ms: int, sent_steady_ms: int) -> None:
+        """Note the store's clock from a reply.
+
+        Args:
+            store_ms: The store's reading.
+            sent_ms: This host's wall clock when the call was made.
+            sent_steady_ms: Steady time when the call was made.
+        """
+        took_ms = self._clock.steady_ms() - sent_steady_ms
+        self._skew_ms = store_ms - (sent_ms + took_ms // 2)
+        # What may come from the way of the call is no skew.
+        if abs(self._skew_ms) - took_ms // 2 > SKEW_WARNING_MS and not self._skew_told:
+            self._skew_told = True
+            self._on_skew(self._skew_ms)
+
+    def _failed(self, lane: str, error: StoreError) -> None:
+        with self._lock:
+            began = self._down_since_ms is None
+            self._failing.add(lane)
+            if began:
+                self._down_since_ms = self._clock.now_ms()
+        if began:
+            self._on_down(error)
+        else:
+            _logger.debug("the store still does not answer lane=%s error=%r", lane, str(error))
+
+    def _answered(self, lane: str) -> None:
+        if self._down_since_ms is None:
+            return
+        with self._lock:
+            self._failing.discard(lane)
+            since_ms: Optional[int] = self._down_since_ms  # another lane may have ended it
+            ended = since_ms is not None and not self._failing
+            if ended:
+                self._down_since_ms = None
+                self._back_at_ms = self._clock.steady_ms()
+        if ended:
+            self._on_back()
+
+
+class Backoff:
+    """Delays between tries: exponential with jitter, as a value for the steps.
+
+    Args:
+        last_ms: Longest delay.
+    """
+
+    def __init__(self, last_ms: int = LAST_DELAY_MS) -> None:
+        # Imported late: it costs a third of the whole library's import.
+        from tenacity import RetryCallState, Retrying, wait_exponential_jitter  # noqa: PLC0415
+
+        first_s = min(FIRST_DELAY_MS, last_ms) / 1000
+        self._wait = wait_exponential_jitter(initial=first_s, max=last_ms / 1000, jitter=first_s)
+        self._state = RetryCallState(Retrying(), None, (), {})
+        self._state.attempt_number = 0
+
+    @property
+    def failures(self) -> int:
+        """How many tries have failed in a row."""
+        return self._state.attempt_number
+
+    def next_ms(self) -> int:
+        """Note a failed try and return the delay until the next one."""
+        self._state.attempt_number += 1
+        return max(1, round(self._wait(self._state) * 1000))
+
+    def reset(self) -> None:
+        """Note a try that succeeded."""
+        self._state.attempt_number = 0

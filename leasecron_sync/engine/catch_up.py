@@ -1,0 +1,144 @@
+"""Looks back after a start or a pause: what is owed, and what is given up."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Optional, Sequence
+
+from leasecron_sync.backends.base import LeaseBackend
+from leasecron_sync.engine.claiming import LANE
+from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.decide import Candidate, LookBack, Origin, count, look_back, owed
+from leasecron_sync.engine.job import Job
+from leasecron_sync.model import JobSpan, JobStamp, JobStanding, Reason, RunKey
+from leasecron_sync.run import moment
+
+_logger = logging.getLogger("leasecron_sync.engine.catch_up")
+
+
+class Found(NamedTuple):
+    """What a look back found.
+
+    Attributes:
+        owed: Runs to make up for, the oldest first.
+        unsettled: Whether the store knows an unsettled run among those looked at.
+    """
+
+    owed: list[Candidate]
+    unsettled: bool
+
+
+class CatchUp:
+    """Registers jobs and compares their last scheduled times with the store's records.
+
+    Args:
+        context: This start of the scheduler.
+        backend: Its lease backend.
+    """
+
+    def __init__(self, context: Context, backend: LeaseBackend) -> None:
+        self._context = context
+        self._backend = backend
+        self._wanted: dict[str, Job] = {}
+        self._reported: dict[str, int] = {}
+        self._store_id = ""
+
+    @property
+    def wanted(self) -> bool:
+        """True when there is something to look at."""
+        return bool(self._wanted)
+
+    def look_back(self, jobs: Sequence[Job], *, forget: bool) -> None:
+        """Look back over these jobs in the next step.
+
+        Args:
+            jobs: The jobs.
+            forget: True when the clock was set back, so that what was reported under the wrong
+                clock says nothing.
+        """
+        for job in jobs:
+            self._wanted[job.name] = job
+            if forget:
+                self._reported.pop(job.name, None)
+
+    def note_reported(self, key: RunKey) -> None:
+        """Note a missed run that was reported by itself."""
+        known_ms = self._reported.get(key.job, key.scheduled_ms)
+        self._reported[key.job] = max(known_ms, key.scheduled_ms)
+
+    def step(self) -> Found:
+        """Look back over the jobs that are wanted: two round trips, however many there are.
+
+        Raises:
+            StoreError: The store did not answer; the next step asks again.
+        """
+        jobs = list(self._wanted.values())
+        if not jobs:
+            return Found([], unsettled=False)
+        clock = self._context.clock
+        standings = self._register(jobs)
+        now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
+        looks = [
+            look_back(
+                job, now_ms, standing.owed_from_ms, standing.newest_ms, self._reported.get(job.name)
+            )
+            for job, standing in zip(jobs, standings)
+        ]
+        found = self._compare(looks, steady_ms)
+        for look in looks:
+            self._give_up(look)
+        for job in jobs:
+            if self._wanted.get(job.name) is job:
+                del self._wanted[job.name]
+        return found
+
+    def _register(self, jobs: list[Job]) -> Sequence[JobStanding]:
+        clock = self._context.clock
+        stamps = [JobStamp(job.name, job.fingerprint()) for job in jobs]
+        sent_ms, sent_steady_ms = clock.now_ms(), clock.steady_ms()
+        standings = self._context.caller.call(LANE, lambda: self._backend.register(stamps))
+        first = standings[0]
+        self._context.caller.compare_clocks(first.store_ms, sent_ms, sent_steady_ms)
+        if self._store_id and first.store_id != self._store_id:
+            _logger.error(
+                "the store has lost its data: runs from before are not known to it any more, and "
+                "none of them is made up for"
+            )
+        self._store_id = first.store_id
+        return standings
+
+    def _compare(self, looks: list[LookBack], steady_ms: int) -> Found:
+        asked = [look for look in looks if look.scheduled]
+        spans = [JobSpan(look.job.name, look.scheduled[0], look.scheduled[-1]) for look in asked]
+        if not spans:
+            return Found([], unsettled=False)
+        states = self._context.caller.call(LANE, lambda: self._backend.states(spans))
+        candidates: list[Candidate] = []
+        any_unsettled = False
+        for look, known in zip(asked, states):
+            missing, unsettled = owed(look, known)
+            any_unsettled = any_unsettled or unsettled
+            for scheduled_ms in missing:
+                key = RunKey(look.job.name, scheduled_ms)
+                due_ms = look.job.due_ms(scheduled_ms)
+                candidates.append(
+                    Candidate(look.job, key, due_ms, Origin.CAUGHT_UP, steady_ms)
+                )
+        return Found(candidates, any_unsettled)
+
+    def _give_up(self, look: LookBack) -> None:
+        """Report what lies before the window: one event for a job, and no records."""
+        found = count(look.job, look.older_from_ms, look.older_to_ms)
+        if found.first_ms is None or found.last_ms is None:
+            return
+        last: Optional[int] = found.last_ms
+        assert last is not None
+        self._reported[look.job.name] = max(last, self._reported.get(look.job.name, last))
+        self._context.emit(
+            "run_missed",
+            RunKey(look.job.name, last),
+            reason=Reason.TOO_OLD.value,
+            count=found.number,
+            first_time=moment(found.first_ms),
+            at_least=found.at_least,
+        )

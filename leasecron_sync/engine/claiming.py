@@ -1,0 +1,130 @@
+"""From candidates to claims of either family, and the answers back in one form."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple, Protocol, Sequence, Union
+
+from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
+from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.decide import Candidate
+from leasecron_sync.errors import OutcomeUnknown, StoreError
+from leasecron_sync.model import ClaimReply, LeaseClaim, LeaseReply, OnceClaim
+
+LANE = "timer"
+
+
+class Answer(NamedTuple):
+    """What the store said of one candidate."""
+
+    candidate: Candidate
+    reply: LeaseReply
+
+
+class Claimer(Protocol):
+    """Asks the store for candidates; the only difference between the families when claiming."""
+
+    def claim(self, candidates: Sequence[Candidate], sent_ms: int) -> list[Answer]:
+        """Ask once; the answers come in the order of the candidates.
+
+        Raises:
+            StoreError: There is no answer; the candidates are marked with what that means.
+        """
+        ...
+
+
+class _Asking:
+    """What both families share: ids of decisions, and marks on those left without an answer."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._numbers = itertools.count(1)
+
+    def _prepare(self, candidates: Sequence[Candidate], sent_ms: int) -> None:
+        for item in candidates:
+            # After that long a lease granted to the old decision has lapsed: a new decision.
+            expired = sent_ms - item.tried_ms > self._context.options.lease_ms
+            if not item.decision_id or expired:
+                item.decision_id = f"{self._context.instance_id}-{next(self._numbers)}"
+            item.tried_ms = sent_ms
+
+    @staticmethod
+    def _mark(candidates: Sequence[Candidate], error: StoreError) -> None:
+        for item in candidates:
+            if isinstance(error, OutcomeUnknown):
+                item.unknown = True
+            else:
+                item.refused = True
+
+    def _answers(
+        self, candidates: Sequence[Candidate], replies: Sequence[Union[LeaseReply, ClaimReply]]
+    ) -> list[Answer]:
+        if len(replies) != len(candidates):
+            error = OutcomeUnknown(f"{len(replies)} replies to {len(candidates)} claims")
+            self._mark(candidates, error)
+            raise error
+        return [Answer(item, _in_one_form(reply)) for item, reply in zip(candidates, replies)]
+
+
+def _in_one_form(reply: Union[LeaseReply, ClaimReply]) -> LeaseReply:
+    if isinstance(reply, LeaseReply):
+        return reply
+    return LeaseReply(reply.verdict, wait_ms=reply.wait_ms)
+
+
+class LeaseClaimer(_Asking):
+    """Claims leases."""
+
+    def __init__(self, context: Context, backend: LeaseBackend) -> None:
+        super().__init__(context)
+        self._backend = backend
+
+    def claim(self, candidates: Sequence[Candidate], sent_ms: int) -> list[Answer]:
+        """Ask once for leases."""
+        self._prepare(candidates, sent_ms)
+        now_ms = self._context.clock.now_ms()
+        claims = [self._claim_of(item, now_ms, sent_ms) for item in candidates]
+        try:
+            replies = self._context.caller.call(LANE, lambda: self._backend.claim(claims))
+        except StoreError as error:
+            self._mark(candidates, error)
+            raise
+        return self._answers(candidates, replies)
+
+    def _claim_of(self, item: Candidate, now_ms: int, steady_ms: int) -> LeaseClaim:
+        return LeaseClaim(
+            key=item.key,
+            due_ms=item.due_ms,
+            holder=self._context.instance_id,
+            decision_id=item.decision_id,
+            lease_ms=self._context.options.lease_ms,
+            max_attempts=item.job.options.max_attempts,
+            on_overlap=item.on_overlap(now_ms),
+            max_age_ms=item.max_age_ms(steady_ms),
+            takeover_ms=item.job.takeover_ms,
+        )
+
+
+class OnceClaimer(_Asking):
+    """Claims runs of which one instance is the winner, and no more."""
+
+    def __init__(self, context: Context, backend: ClaimBackend) -> None:
+        super().__init__(context)
+        self._backend = backend
+
+    def claim(self, candidates: Sequence[Candidate], sent_ms: int) -> list[Answer]:
+        """Ask once for runs."""
+        self._prepare(candidates, sent_ms)
+        window_ms = self._context.options.claim_window_ms
+        claims = [
+            OnceClaim(
+                item.key, item.due_ms, self._context.instance_id, item.decision_id, window_ms
+            )
+            for item in candidates
+        ]
+        try:
+            replies = self._context.caller.call(LANE, lambda: self._backend.claim(claims))
+        except StoreError as error:
+            self._mark(candidates, error)
+            raise
+        return self._answers(candidates, replies)

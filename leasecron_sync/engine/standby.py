@@ -1,0 +1,54 @@
+"""When to look for runs that somebody else left unsettled."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from leasecron_sync.model import Pending, RunKey
+
+EVERY_MS = 1_000
+"""An instance that knows of an unsettled run it does not hold looks at least this often."""
+
+FULL_MS = 100
+"""After an answer that was cut off at its limit, it looks again this soon."""
+
+
+class Standby:
+    """Remembers whether there may be something to take over, and when to look.
+
+    An instance that knows of no unsettled run asks nothing.
+    """
+
+    def __init__(self) -> None:
+        self._ask_ms: Optional[int] = 0  # steady time; the first look is at the start
+        self._not_before_ms = 0
+        self._handed_over: dict[RunKey, int] = {}
+
+    def note(self, wait_ms: int, steady_ms: int) -> None:
+        """Note an unsettled run that may become claimable after a wait."""
+        ask_ms = steady_ms + min(max(wait_ms, 1), EVERY_MS)
+        self._ask_ms = ask_ms if self._ask_ms is None else min(self._ask_ms, ask_ms)
+
+    def hold_off(self, until_ms: int) -> None:
+        """Take nothing over before a steady time, so that holders can renew first."""
+        self._not_before_ms = max(self._not_before_ms, until_ms)
+
+    def handed_over(self, key: RunKey, until_ms: int) -> None:
+        """Leave a run to other instances until a steady time."""
+        self._handed_over[key] = until_ms
+
+    def ask_ms(self) -> Optional[int]:
+        """Return the steady time of the next look; None when nothing is known."""
+        return None if self._ask_ms is None else max(self._ask_ms, self._not_before_ms)
+
+    def answered(self, pending: Pending, limit: int, steady_ms: int) -> list[RunKey]:
+        """Note an answer; return the runs to claim."""
+        self._handed_over = {
+            key: until_ms for key, until_ms in self._handed_over.items() if until_ms > steady_ms
+        }
+        self._ask_ms = None
+        if pending.unsettled:
+            # One more, for a lease lapses at its end, not before.
+            next_ms = EVERY_MS if pending.next_in_ms is None else pending.next_in_ms + 1
+            self.note(next_ms if len(pending.keys) < limit else FULL_MS, steady_ms)
+        return [key for key in pending.keys if key not in self._handed_over]
