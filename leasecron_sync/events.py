@@ -100,6 +100,7 @@ class EventHub:
         self._thread: Optional[threading.Thread] = None
         self._running = False
         self._dropped = 0
+        self.inline = False  # tests without threads: listeners are called by whoever emits
 
     def on(self, name: EventName, listener: Listener) -> None:
         """Call a listener for every event of this name, from now on.
@@ -164,6 +165,9 @@ class EventHub:
         level, sentence = _LINES[event.name]
         if _logger.isEnabledFor(level):
             _logger.log(level, "%s %s", sentence, _fields(event), exc_info=event.error)
+        if self.inline:
+            self._call_listeners(event)
+            return
         with self._lock:
             waiting = self._queue if event.name in self._listeners else None
         if waiting is None:
@@ -195,11 +199,14 @@ class EventHub:
             event = waiting.get()
             if event is None:
                 return
-            for listener in self._listeners.get(event.name, ()):
-                try:
-                    listener(event)
-                except BaseException:  # a listener's SystemExit must not end this thread either
-                    _logger.exception("a listener raised event=%s", event.name)
+            self._call_listeners(event)
+
+    def _call_listeners(self, event: Event) -> None:
+        for listener in self._listeners.get(event.name, ()):
+            try:
+                listener(event)
+            except BaseException:  # a listener's SystemExit must not end this thread either
+                _logger.exception("a listener raised event=%s", event.name)
 
 
 def _fields(event: Event) -> str:

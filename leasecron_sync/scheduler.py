@@ -27,6 +27,7 @@ from typing import (
 from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.urls import connect
 from leasecron_sync.clock import Clock, SystemClock
+from leasecron_sync.engine.host import reset_after_fork
 from leasecron_sync.engine.job import Job, name_of, takes_run
 from leasecron_sync.engine.lifecycle import Lifecycle, State, check_window
 from leasecron_sync.errors import SchedulerStateError
@@ -168,7 +169,7 @@ class Scheduler(Generic[B_co]):
     @overload
     def __init__(
         self: Scheduler[Backend],
-        backend: str,
+        backend: Union[Backend, str],
         *,
         namespace: str = ...,
         timezone: str = ...,
@@ -214,10 +215,16 @@ class Scheduler(Generic[B_co]):
         self._jobs_lock = threading.RLock()
         self._lifecycle = Lifecycle(self._backend, self._options, self._clock, self._hub)
         self._backend._scheduler_taken = True  # type: ignore[attr-defined]
+        reset_after_fork(self)
 
     def __repr__(self) -> str:
         """Show the backend without credentials, and the state."""
         return f"<Scheduler {self._backend!r} {self._lifecycle.state.value}>"
+
+    def after_fork(self) -> None:
+        """Become a stopped scheduler, in a forked child; called by the library."""
+        self._jobs_lock = threading.RLock()
+        self._lifecycle.after_fork()
 
     @property
     def backend(self) -> B_co:

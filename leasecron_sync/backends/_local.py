@@ -6,6 +6,7 @@ A backend supplies ``Tables``, inside one step of its store, and its clock; what
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Iterable, Mapping, Optional, Protocol, Sequence, Union
 
@@ -37,6 +38,8 @@ from leasecron_sync.protocol.transition import (
     register,
     transition,
 )
+
+_logger = logging.getLogger("leasecron_sync.backends")
 
 
 class Tables(Protocol):
@@ -147,7 +150,12 @@ def register_jobs(
     """Register jobs one by one."""
     standings = []
     for stamp in stamps:
-        before = tables.job(stamp.job) or JobRecord(stamp.job)
+        try:
+            before = tables.job(stamp.job) or JobRecord(stamp.job)
+        except StoreRejected as error:
+            _logger.error("a job is left as it is job=%r error=%r", stamp.job, str(error))  # noqa: TRY400
+            standings.append(JobStanding(now_ms, None, now_ms, store_id))
+            continue
         job = register(before, stamp, now_ms)
         if job != before:
             tables.put_job(job)

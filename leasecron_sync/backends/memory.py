@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
-import uuid
 from bisect import insort
 from typing import Callable, ClassVar, Iterator, Mapping, Optional, Sequence
 
@@ -100,7 +100,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.store_id = uuid.uuid4().hex
+        self.store_id = secrets.token_hex(16)
         self.namespaces: dict[str, MemoryTables] = {}
 
 

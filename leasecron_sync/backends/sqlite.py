@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sqlite3
 import threading
-import uuid
-from importlib import resources
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar, Union
 
@@ -328,7 +327,7 @@ class SQLiteLease(LeaseBackend):
                 connection.execute(statement)
             for name, value in (
                 ("format", str(STORE_FORMAT)),
-                ("store_id", uuid.uuid4().hex),
+                ("store_id", secrets.token_hex(16)),
                 ("clock_ms", "0"),
             ):
                 connection.execute(
@@ -372,6 +371,8 @@ class SQLiteLease(LeaseBackend):
 
 
 def _schema() -> list[str]:
+    from importlib import resources  # late: it is slow to import, and needed once
+
     text = (
         resources.files("leasecron_sync.backends")
         .joinpath("_sql", "sqlite", "schema.sql")

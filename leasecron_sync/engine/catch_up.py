@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Sequence
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.claiming import LANE
@@ -16,16 +16,25 @@ from leasecron_sync.run import moment
 _logger = logging.getLogger("leasecron_sync.engine.catch_up")
 
 
+LOOK_BACK_JOBS = 500
+"""Jobs looked at in one step, so that no call holds the store up for long."""
+
+
 class Found(NamedTuple):
     """What a look back found.
 
     Attributes:
         owed: Runs to make up for, the oldest first.
+        known: Runs of which the store has a record.
         unsettled: Whether the store knows an unsettled run among those looked at.
     """
 
     owed: list[Candidate]
+    known: set[RunKey]
     unsettled: bool
+
+
+NOTHING = Found([], set(), unsettled=False)
 
 
 class CatchUp:
@@ -67,14 +76,14 @@ class CatchUp:
         self._reported[key.job] = max(known_ms, key.scheduled_ms)
 
     def step(self) -> Found:
-        """Look back over the jobs that are wanted: two round trips, however many there are.
+        """Look back over the jobs that are wanted: two round trips for a batch of them.
 
         Raises:
             StoreError: The store did not answer; the next step asks again.
         """
-        jobs = list(self._wanted.values())
+        jobs = list(self._wanted.values())[:LOOK_BACK_JOBS]
         if not jobs:
-            return Found([], unsettled=False)
+            return NOTHING
         clock = self._context.clock
         standings = self._register(jobs)
         now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
@@ -111,28 +120,29 @@ class CatchUp:
         asked = [look for look in looks if look.scheduled]
         spans = [JobSpan(look.job.name, look.scheduled[0], look.scheduled[-1]) for look in asked]
         if not spans:
-            return Found([], unsettled=False)
+            return NOTHING
         states = self._context.caller.call(LANE, lambda: self._backend.states(spans))
         candidates: list[Candidate] = []
+        recorded: set[RunKey] = set()
         any_unsettled = False
         for look, known in zip(asked, states):
             missing, unsettled = owed(look, known)
             any_unsettled = any_unsettled or unsettled
+            recorded.update(RunKey(look.job.name, scheduled_ms) for scheduled_ms in known)
             for scheduled_ms in missing:
                 key = RunKey(look.job.name, scheduled_ms)
                 due_ms = look.job.due_ms(scheduled_ms)
                 candidates.append(
                     Candidate(look.job, key, due_ms, Origin.CAUGHT_UP, steady_ms)
                 )
-        return Found(candidates, any_unsettled)
+        return Found(candidates, recorded, any_unsettled)
 
     def _give_up(self, look: LookBack) -> None:
         """Report what lies before the window: one event for a job, and no records."""
         found = count(look.job, look.older_from_ms, look.older_to_ms)
         if found.first_ms is None or found.last_ms is None:
             return
-        last: Optional[int] = found.last_ms
-        assert last is not None
+        last = found.last_ms
         self._reported[look.job.name] = max(last, self._reported.get(look.job.name, last))
         self._context.emit(
             "run_missed",

@@ -24,7 +24,7 @@ from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend,
 from leasecron_sync.clock import Clock
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
-from leasecron_sync.engine.host import defer_to_workers, reset_after_fork
+from leasecron_sync.engine.host import defer_to_workers
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.loop import LoopThread
 from leasecron_sync.engine.runtime import LiveRun, Runtime
@@ -118,7 +118,6 @@ class Lifecycle:
         self.started: Optional[Started] = None
         self.stopped = threading.Event()
         self.stopped.set()
-        reset_after_fork(self)
 
     def start(self, jobs: list[Job]) -> None:
         """Start, or leave it to uWSGI's workers.

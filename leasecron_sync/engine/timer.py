@@ -9,7 +9,7 @@ from typing import Optional
 from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
 from leasecron_sync.engine.agenda import Agenda, Gap
 from leasecron_sync.engine.caller import Backoff
-from leasecron_sync.engine.catch_up import CatchUp
+from leasecron_sync.engine.catch_up import CatchUp, Found
 from leasecron_sync.engine.claiming import LANE, Answer, Claimer, LeaseClaimer, OnceClaimer
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.decide import Candidate, Origin, count, pick
@@ -111,7 +111,7 @@ class TimerLoop:
         more = False
         if steady_ms >= self._retry_ms:
             try:
-                self._talk(now_ms)
+                self._talk()
                 more = self._claim()
                 self._backoff.reset()
             except StoreError:
@@ -139,6 +139,10 @@ class TimerLoop:
                 max(0, stepped_ms),
             )
             self._look_back(forget=False)
+        self._notice_back()
+
+    def _notice_back(self) -> None:
+        """After an outage: look back, and let holders renew before anything is taken over."""
         back_ms = self._context.caller.back_at_ms
         if back_ms is not None and back_ms != self._seen_back_ms:
             self._seen_back_ms = back_ms
@@ -210,21 +214,32 @@ class TimerLoop:
 
     # -- store calls besides claims --------------------------------------------------------------
 
-    def _talk(self, now_ms: int) -> None:
+    def _talk(self) -> None:
         """Make the calls that are due, each at most once."""
+        if self._context.caller.down_since_ms is not None:
+            # Ask for nothing but an answer: what the outage calls for comes before other calls.
+            self._context.caller.call(LANE, self._context.backend.probe)
+            with self._changes_lock:
+                self._notice_back()
         self._starter.hand_back()
         if self._catch_up is not None:
             found = self._catch_up.step()
             with self._changes_lock:
-                self._take_up(found.owed)
+                self._take_up(found)
                 if found.unsettled:
                     self._standby.note(0, self._context.clock.steady_ms())
             self._ask_pending()
             self._upkeep()
         self._tend()
 
-    def _take_up(self, owed: list[Candidate]) -> None:
-        for item in owed:
+    def _take_up(self, found: Found) -> None:
+        for key in found.known:
+            known = self._candidates.get(key)
+            # Claimed by somebody: left to `pending`, which holders may forestall by renewing. What
+            # may have been granted to this instance is asked for again.
+            if known is not None and not known.unknown and known.origin is not Origin.UNSETTLED:
+                del self._candidates[key]
+        for item in found.owed:
             known = self._candidates.get(item.key)
             if known is None:
                 self._candidates[item.key] = item
@@ -354,7 +369,7 @@ class TimerLoop:
         with self._changes_lock:
             if not kept and self._candidates.get(item.key) is item:
                 del self._candidates[item.key]
-            if reply.unsettled or reply.state is RunState.SKIPPED:
+            if reply.unsettled:
                 self._standby.note(reply.wait_ms or DEFER_MS, steady_ms)
 
     def _report_settled(self, item: Candidate, reply: LeaseReply) -> None:

@@ -1,0 +1,23 @@
+"""For tests: of an application's jobs, and of backends.
+
+``ManualScheduler`` and ``ManualClock`` run a scheduler's steps without threads and without waiting;
+``MemoryClaim`` is a claim backend without a server (``leasecron_sync.MemoryLease`` is the lease
+one); ``FaultyLease`` and ``FaultyClaim`` make a backend fail on demand. The suites for authors of
+backends are in ``leasecron_sync.testing.conformance``, which needs pytest.
+"""
+
+from __future__ import annotations
+
+from leasecron_sync.testing.clock import ManualClock
+from leasecron_sync.testing.faults import FaultyClaim, FaultyLease
+from leasecron_sync.testing.harness import ManualRun, ManualScheduler
+from leasecron_sync.testing.memory import MemoryClaim
+
+__all__ = [
+    "FaultyClaim",
+    "FaultyLease",
+    "ManualClock",
+    "ManualRun",
+    "ManualScheduler",
+    "MemoryClaim",
+]
