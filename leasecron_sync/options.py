@@ -7,8 +7,10 @@ options and the values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Final, Mapping, Optional, cast
+from typing import Any, Callable, Final, Optional, cast
 
 from leasecron_sync.model import OnOverlap
 from leasecron_sync.protocol.transition import MAX_RETRY_DELAY_MS
@@ -77,97 +79,159 @@ _NO_RECORD = "a claim only picks one winner and keeps no record of the run"
 
 OPTIONS: Final = (
     OptionSpec(
-        "namespace", "scheduler", "both", "default",
+        "namespace",
+        "scheduler",
+        "both",
+        "default",
         "Keeps applications that share a store apart; 1 to 200 characters.",
     ),
     OptionSpec(
-        "timezone", "scheduler", "both", "UTC",
+        "timezone",
+        "scheduler",
+        "both",
+        "UTC",
         "IANA time zone of the jobs that name none.",
     ),
     OptionSpec(
-        "max_concurrent_runs", "scheduler", "both", 32,
+        "max_concurrent_runs",
+        "scheduler",
+        "both",
+        32,
         "Runs that this instance executes at a time; takeovers, retries and handed-over runs may "
         "use 4 more.",
-        low=1, high=1_000,
+        low=1,
+        high=1_000,
     ),
     OptionSpec(
-        "around_run", "scheduler", "both", None,
+        "around_run",
+        "scheduler",
+        "both",
+        None,
         "Called with each run in its worker thread; returns a context manager that is entered "
         "around the handler.",
     ),
     OptionSpec(
-        "claim_window_ms", "scheduler", "claim", 60_000,
+        "claim_window_ms",
+        "scheduler",
+        "claim",
+        60_000,
         "How long after its scheduled time a run may still be claimed.",
-        low=1_000, high=7 * DAY_MS,
+        low=1_000,
+        high=7 * DAY_MS,
         instead="a lease backend keeps a record of each run: use catch_up_ms on the job to say "
         "how old a run may be",
     ),
     OptionSpec(
-        "lease_ms", "scheduler", "lease", 15_000,
+        "lease_ms",
+        "scheduler",
+        "lease",
+        15_000,
         "Length of a lease: how long after its last heartbeat a dead holder's run is taken over.",
-        low=500, high=DAY_MS,
+        low=500,
+        high=DAY_MS,
         instead=f"{_NO_RECORD}, so nothing could lapse",
     ),
     OptionSpec(
-        "heartbeat_ms", "scheduler", "lease", None,
+        "heartbeat_ms",
+        "scheduler",
+        "lease",
+        None,
         "Time between two renewals; a third of lease_ms by default.",
-        low=50, high=DAY_MS,
+        low=50,
+        high=DAY_MS,
         instead=f"{_NO_RECORD}, so there is nothing to renew",
     ),
     OptionSpec(
-        "history_ms", "scheduler", "lease", 7 * DAY_MS,
+        "history_ms",
+        "scheduler",
+        "lease",
+        7 * DAY_MS,
         "How long records of settled runs are kept.",
-        low=60_000, high=3_660 * DAY_MS,
+        low=60_000,
+        high=3_660 * DAY_MS,
         instead=f"{_NO_RECORD}, so there is no history",
     ),
     OptionSpec(
-        "name", "job", "both", None,
+        "name",
+        "job",
+        "both",
+        None,
         "Name of the job; the handler's __qualname__ by default; 1 to 200 characters.",
     ),
     OptionSpec(
-        "timezone", "job", "both", None,
+        "timezone",
+        "job",
+        "both",
+        None,
         "IANA time zone of the schedule; the scheduler's by default.",
     ),
     OptionSpec(
-        "jitter_ms", "job", "both", 0,
+        "jitter_ms",
+        "job",
+        "both",
+        0,
         "Spreads the runs by up to this much, the same on every instance.",
-        low=0, high=DAY_MS,
+        low=0,
+        high=DAY_MS,
     ),
     OptionSpec(
-        "time_limit_ms", "job", "both", None,
+        "time_limit_ms",
+        "job",
+        "both",
+        None,
         "Past it run.check() raises RunTimeLimit and the attempt counts as failed.",
-        low=1, high=366 * DAY_MS,
+        low=1,
+        high=366 * DAY_MS,
     ),
     OptionSpec(
-        "overlap", "job", "lease", "skip",
+        "overlap",
+        "job",
+        "lease",
+        "skip",
         '"skip": a run that falls due while another of the job is in progress is skipped; '
         '"allow": it runs beside it.',
         instead="no live lease shows there that the previous run is still going: let the handler "
         "take a lock of its own, or use a lease backend",
     ),
     OptionSpec(
-        "max_attempts", "job", "lease", 3,
+        "max_attempts",
+        "job",
+        "lease",
+        3,
         "Attempts that may end in an exception, a crash, a lost lease or the time limit.",
-        low=1, high=1_000,
+        low=1,
+        high=1_000,
         instead=f"{_NO_RECORD}: let each run work off whatever is pending, or use a lease backend",
     ),
     OptionSpec(
-        "retry_delay_ms", "job", "lease", 1_000,
+        "retry_delay_ms",
+        "job",
+        "lease",
+        1_000,
         "Wait before a retry, doubled for each counted failure, at most 5 minutes.",
-        low=0, high=MAX_RETRY_DELAY_MS,
+        low=0,
+        high=MAX_RETRY_DELAY_MS,
         instead=f"{_NO_RECORD}: retry inside the handler, or use a lease backend",
     ),
     OptionSpec(
-        "catch_up_ms", "job", "lease", 60_000,
+        "catch_up_ms",
+        "job",
+        "lease",
+        60_000,
         "How far back scheduled times are made up for after a start or a pause.",
-        low=0, high=400 * DAY_MS,
+        low=0,
+        high=400 * DAY_MS,
         instead="a claim says that a run was won, not that it was finished: let each run work off "
         "whatever is pending, or use a lease backend",
     ),
     OptionSpec(
-        "catch_up_limit", "job", "lease", 100,
+        "catch_up_limit",
+        "job",
+        "lease",
+        100,
         "How many of the newest scheduled times of that window are made up for.",
-        low=1, high=1_000,
+        low=1,
+        high=1_000,
         instead="nothing is caught up there: let each run work off whatever is pending, or use a "
         "lease backend",
     ),
@@ -203,7 +267,7 @@ class SchedulerOptions:
     namespace: str
     timezone: str
     max_concurrent_runs: int
-    around_run: Optional[Callable[[Any], ContextManager[object]]]
+    around_run: Optional[Callable[[Any], AbstractContextManager[object]]]
     claim_window_ms: int
     lease_ms: int
     heartbeat_ms: int
@@ -333,7 +397,7 @@ def scheduler_options(given: Mapping[str, object], family: str, backend: str) ->
         namespace=check_name("namespace", _value("scheduler", given, "namespace")),
         timezone=_timezone(_value("scheduler", given, "timezone")),
         max_concurrent_runs=number("max_concurrent_runs"),
-        around_run=cast("Optional[Callable[[Any], ContextManager[object]]]", around_run),
+        around_run=cast("Optional[Callable[[Any], AbstractContextManager[object]]]", around_run),
         claim_window_ms=number("claim_window_ms"),
         lease_ms=lease_ms,
         heartbeat_ms=heartbeat_ms,

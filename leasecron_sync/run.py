@@ -179,9 +179,7 @@ class LeaseRun(Run):
     older ``token``.
     """
 
-    def __init__(
-        self, key: RunKey, control: RunControl, lease: LeaseRef, attempt: int
-    ) -> None:
+    def __init__(self, key: RunKey, control: RunControl, lease: LeaseRef, attempt: int) -> None:
         super().__init__(key, control)
         self._lease = lease
         self._attempt = attempt

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    ContextManager,
     Generic,
     Literal,
-    Mapping,
     Optional,
     Protocol,
-    Sequence,
     TypeVar,
     Union,
     cast,
@@ -49,10 +49,12 @@ LeaseRunHandler = Union[Callable[[LeaseRun], object], Callable[[], object]]
 H = TypeVar("H", bound=RunHandler)
 LH = TypeVar("LH", bound=LeaseRunHandler)
 
-AroundRun = Callable[[Run], ContextManager[object]]
-AroundLeaseRun = Callable[[LeaseRun], ContextManager[object]]
+AroundRun = Callable[[Run], AbstractContextManager[object]]
+AroundLeaseRun = Callable[[LeaseRun], AbstractContextManager[object]]
 
 _logger = logging.getLogger("leasecron_sync.scheduler")
+
+_in_use: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
 class JobDecorator(Protocol):
@@ -169,12 +171,25 @@ class Scheduler(Generic[B_co]):
     @overload
     def __init__(
         self: Scheduler[Backend],
-        backend: Union[Backend, str],
+        backend: str,
         *,
         namespace: str = ...,
         timezone: str = ...,
         max_concurrent_runs: int = ...,
         around_run: Optional[AroundRun] = ...,
+    ) -> None: ...
+
+    # A backend of either family, as ``connect()`` returns it. With around_run here, a lambda for it
+    # would fit this overload and the lease's, and mypy would make a Scheduler[Any] of that.
+    @overload
+    def __init__(
+        self: Scheduler[Backend],
+        backend: Backend,
+        *,
+        namespace: str = ...,
+        timezone: str = ...,
+        max_concurrent_runs: int = ...,
+        around_run: None = ...,
     ) -> None: ...
 
     def __init__(
@@ -184,10 +199,10 @@ class Scheduler(Generic[B_co]):
         namespace: Union[str, Unset] = UNSET,
         timezone: Union[str, Unset] = UNSET,
         max_concurrent_runs: Union[int, Unset] = UNSET,
-        around_run: Union[AroundRun, AroundLeaseRun, None, Unset] = UNSET,
+        around_run: Union[AroundRun, AroundLeaseRun, Unset, None] = UNSET,
         claim_window_ms: Union[int, Unset] = UNSET,
         lease_ms: Union[int, Unset] = UNSET,
-        heartbeat_ms: Union[int, None, Unset] = UNSET,
+        heartbeat_ms: Union[int, Unset, None] = UNSET,
         history_ms: Union[int, Unset] = UNSET,
     ) -> None:
         """Check the backend and the options; nothing is connected or started."""
@@ -214,7 +229,7 @@ class Scheduler(Generic[B_co]):
         self._jobs: dict[str, Job] = {}
         self._jobs_lock = threading.RLock()
         self._lifecycle = Lifecycle(self._backend, self._options, self._clock, self._hub)
-        self._backend._scheduler_taken = True  # type: ignore[attr-defined]
+        _in_use.add(self._backend)
         reset_after_fork(self)
 
     def __repr__(self) -> str:
@@ -264,10 +279,10 @@ class Scheduler(Generic[B_co]):
         self,
         schedule: ScheduleLike,
         *,
-        name: Union[str, None, Unset] = UNSET,
-        timezone: Union[str, None, Unset] = UNSET,
+        name: Union[str, Unset, None] = UNSET,
+        timezone: Union[str, Unset, None] = UNSET,
         jitter_ms: Union[int, Unset] = UNSET,
-        time_limit_ms: Union[int, None, Unset] = UNSET,
+        time_limit_ms: Union[int, Unset, None] = UNSET,
         overlap: Union[str, Unset] = UNSET,
         max_attempts: Union[int, Unset] = UNSET,
         retry_delay_ms: Union[int, Unset] = UNSET,
@@ -350,10 +365,10 @@ class Scheduler(Generic[B_co]):
         handler: Callable[..., object],
         schedule: ScheduleLike,
         *,
-        name: Union[str, None, Unset] = UNSET,
-        timezone: Union[str, None, Unset] = UNSET,
+        name: Union[str, Unset, None] = UNSET,
+        timezone: Union[str, Unset, None] = UNSET,
         jitter_ms: Union[int, Unset] = UNSET,
-        time_limit_ms: Union[int, None, Unset] = UNSET,
+        time_limit_ms: Union[int, Unset, None] = UNSET,
         overlap: Union[str, Unset] = UNSET,
         max_attempts: Union[int, Unset] = UNSET,
         retry_delay_ms: Union[int, Unset] = UNSET,
@@ -630,7 +645,7 @@ def _taken(backend: Union[Backend, str]) -> Backend:
             f"'sqlite:///jobs.db', not {backend!r}"
         )
         raise TypeError(message)
-    if getattr(backend, "_scheduler_taken", False):
+    if backend in _in_use:
         message = f"{backend!r} serves another scheduler already: give each its own backend object"
         raise ValueError(message)
     return backend

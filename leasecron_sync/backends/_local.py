@@ -7,8 +7,9 @@ A backend supplies ``Tables``, inside one step of its store, and its clock; what
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Iterable, Mapping, Optional, Protocol, Sequence, Union
+from typing import Optional, Protocol, Union
 
 from leasecron_sync.errors import StoreRejected
 from leasecron_sync.model import (
@@ -161,15 +162,11 @@ def register_jobs(
             tables.put_job(job)
         assert job.owed_from_ms is not None
         known = [ms for ms in (tables.newest(job.job), job.pruned_to_ms) if ms is not None]
-        standings.append(
-            JobStanding(job.owed_from_ms, max(known, default=None), now_ms, store_id)
-        )
+        standings.append(JobStanding(job.owed_from_ms, max(known, default=None), now_ms, store_id))
     return standings
 
 
-def pending(
-    tables: Tables, jobs: Iterable[str], asker: str, limit: int, now_ms: int
-) -> Pending:
+def pending(tables: Tables, jobs: Iterable[str], asker: str, limit: int, now_ms: int) -> Pending:
     """Collect what is claimable of these jobs, the oldest runs first."""
     asked = set(jobs)
     by_job: dict[str, list[RunRecord]] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Optional
 
 from leasecron_sync.errors import StoreRejected
 from leasecron_sync.model import (
@@ -26,7 +27,9 @@ _RUN_FIELDS = (
     "state, token, attempt, failures, hand_overs, holder, decision_id, until_ms, lease_ms, "
     "max_attempts, overlap, takeover_ms, claimed_ms, settled_ms, reason"
 )
-_RUN_SELECT = ", ".join(f"r.{name}" for name in ("format", "scheduled_ms", *_RUN_FIELDS.split(", ")))
+_RUN_SELECT = ", ".join(
+    f"r.{name}" for name in ("format", "scheduled_ms", *_RUN_FIELDS.split(", "))
+)
 _PUT_RUN = (
     f"INSERT OR REPLACE INTO leasecron_run (job_id, scheduled_ms, space_id, format, {_RUN_FIELDS}) "
     f"VALUES ({', '.join('?' * 19)})"
@@ -127,9 +130,7 @@ class SQLiteTables:
         )
         # A state of a newer version says at least that the run is known, so it is not owed.
         known = {state.value: state for state in RunState}
-        return {
-            scheduled_ms: known.get(state, RunState.RUNNING) for scheduled_ms, state in rows
-        }
+        return {scheduled_ms: known.get(state, RunState.RUNNING) for scheduled_ms, state in rows}
 
     def newest(self, job: str) -> Optional[int]:
         job_id = self._job_id(job)
@@ -232,10 +233,13 @@ def _readable(rows: Sequence[Any]) -> list[RunRecord]:
 def _record(job: Optional[str], row: Sequence[Any]) -> RunRecord:
     assert job is not None
     number, scheduled_ms, state, *rest = row
+    if number > STORE_FORMAT:
+        message = (
+            f"the record of job {job!r} at {scheduled_ms} has format {number}, this version of "
+            f"leasecron_sync reads up to {STORE_FORMAT}: upgrade it"
+        )
+        raise StoreRejected(message)
     try:
-        if number > STORE_FORMAT:
-            message = f"it has format {number}, this version reads up to {STORE_FORMAT}: upgrade"
-            raise ValueError(message)
         record = RunRecord(RunKey(job, scheduled_ms), RunState(state), *rest)
     except (TypeError, ValueError) as error:
         message = f"the record of job {job!r} at {scheduled_ms} cannot be read: {error}"

@@ -25,8 +25,9 @@ A backend never calls back into the library.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Mapping, Optional, Sequence
+from typing import ClassVar, Optional
 
 from leasecron_sync.model import (
     ClaimReply,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 from bisect import insort
-from typing import Callable, ClassVar, Iterator, Mapping, Optional, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Callable, ClassVar, Optional
 
 from leasecron_sync.backends import _local
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
@@ -155,9 +156,7 @@ class MemoryLease(LeaseBackend):
 
     def register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
         with self._store.lock:
-            return _local.register_jobs(
-                self._tables(), jobs, self._now_ms(), self._store.store_id
-            )
+            return _local.register_jobs(self._tables(), jobs, self._now_ms(), self._store.store_id)
 
     def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
         with self._store.lock:
@@ -183,9 +182,7 @@ class MemoryLease(LeaseBackend):
 
     def history(self, job: Optional[str], limit: int) -> Sequence[RunRecord]:
         with self._store.lock:
-            runs = [
-                record for record in self._tables().all_runs() if job in (None, record.key.job)
-            ]
+            runs = [record for record in self._tables().all_runs() if job in (None, record.key.job)]
         runs.sort(key=lambda record: (-record.key.scheduled_ms, record.key.job))
         return runs[:limit]
 

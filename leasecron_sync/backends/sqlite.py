@@ -7,8 +7,9 @@ import os
 import secrets
 import sqlite3
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Mapping, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
 from leasecron_sync.backends import _local
 from leasecron_sync.backends._sqlite_tables import SQLiteTables
@@ -139,7 +140,7 @@ class SQLiteLease(LeaseBackend):
     def discard(self) -> None:
         for lane in (self._timer_lane, self._renew_lane, self._settle_lane):
             if lane.connection is not None:
-                _INHERITED.append(lane.connection)
+                _INHERITED.append(lane.connection)  # noqa: PERF401 - as said above
         self._make_lanes()
         self._settings = None
 
@@ -179,9 +180,7 @@ class SQLiteLease(LeaseBackend):
 
     def pending(self, jobs: Sequence[str], limit: int) -> Pending:
         asker = self._opened().instance_id
-        return self._read(
-            lambda tables, now_ms: _local.pending(tables, jobs, asker, limit, now_ms)
-        )
+        return self._read(lambda tables, now_ms: _local.pending(tables, jobs, asker, limit, now_ms))
 
     def states(self, spans: Sequence[JobSpan]) -> Sequence[Mapping[int, RunState]]:
         return self._read(lambda tables, _now_ms: [tables.states(span) for span in spans])
@@ -299,7 +298,7 @@ class SQLiteLease(LeaseBackend):
 
     def _file_identity(self) -> Optional[tuple[int, int]]:
         try:
-            found = os.stat(self._path)
+            found = Path(self._path).stat()
         except OSError:
             return None
         return found.st_dev, found.st_ino
@@ -313,9 +312,7 @@ class SQLiteLease(LeaseBackend):
                 self._path,
             )
 
-    def _prepared(
-        self, connection: sqlite3.Connection, settings: BackendSettings
-    ) -> SQLiteTables:
+    def _prepared(self, connection: sqlite3.Connection, settings: BackendSettings) -> SQLiteTables:
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             connection.execute("PRAGMA journal_mode = WAL")

@@ -94,7 +94,7 @@ class Agenda:
         return found
 
     def pop(self, now_ms: int) -> tuple[list[Due], list[Gap]]:
-        """Take out what is due; the work is bounded by the jobs and ``keep_ms``, not by the delay."""
+        """Take out what is due; jobs and ``keep_ms`` bound the work, not the delay."""
         due: list[Due] = []
         gaps: list[Gap] = []
         while self._heap and self._heap[0].at_ms <= now_ms:

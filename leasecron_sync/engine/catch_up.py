@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.claiming import LANE
@@ -132,9 +133,7 @@ class CatchUp:
             for scheduled_ms in missing:
                 key = RunKey(look.job.name, scheduled_ms)
                 due_ms = look.job.due_ms(scheduled_ms)
-                candidates.append(
-                    Candidate(look.job, key, due_ms, Origin.CAUGHT_UP, steady_ms)
-                )
+                candidates.append(Candidate(look.job, key, due_ms, Origin.CAUGHT_UP, steady_ms))
         return Found(candidates, recorded, any_unsettled)
 
     def _give_up(self, look: LookBack) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple, Protocol, Sequence, Union
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Union
 
 from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
 from leasecron_sync.engine.context import Context
@@ -117,9 +118,7 @@ class OnceClaimer(_Asking):
         self._prepare(candidates, sent_ms)
         window_ms = self._context.options.claim_window_ms
         claims = [
-            OnceClaim(
-                item.key, item.due_ms, self._context.instance_id, item.decision_id, window_ms
-            )
+            OnceClaim(item.key, item.due_ms, self._context.instance_id, item.decision_id, window_ms)
             for item in candidates
         ]
         try:

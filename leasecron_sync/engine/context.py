@@ -32,7 +32,7 @@ class Context:
         spawn: Starts the worker of a run; RuntimeError when no thread can be started.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - this is the list of what a start consists of
         self,
         instance_id: str,
         options: SchedulerOptions,
@@ -60,14 +60,14 @@ class Context:
         self.note_unsettled: Callable[[int], None] = lambda _wait_ms: None
         self.note_handed_over: Callable[[RunKey], None] = lambda _key: None
 
-    def emit(self, name: EventName, key: Optional[RunKey] = None, **fields: Any) -> None:
+    def emit(self, name: EventName, key: Optional[RunKey] = None, **fields: Any) -> None:  # noqa: ANN401 - fields of Event
         """Report an event, of a run where a key is given."""
         if key is not None:
             fields["job"] = key.job
             fields["scheduled_time"] = moment(key.scheduled_ms)
         self._hub.emit(Event(name, self.instance_id, **fields))
 
-    def emit_of(self, name: EventName, live: LiveRun, **fields: Any) -> None:
+    def emit_of(self, name: EventName, live: LiveRun, **fields: Any) -> None:  # noqa: ANN401 - fields of Event
         """Report an event of a live run."""
         if live.lease is not None:
             fields["attempt"] = live.lease.attempt

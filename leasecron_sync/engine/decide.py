@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Iterable, Mapping, Optional
+from typing import Optional
 
 from leasecron_sync.engine.job import Job
 from leasecron_sync.model import OnOverlap, Reason, RunKey, RunState

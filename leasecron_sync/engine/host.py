@@ -55,9 +55,7 @@ def defer_to_workers(start: Callable[[], None]) -> bool:
         return False
     options = uwsgi.opt
     if not any(_is_set(options, name) for name in ("enable-threads", "threads")):
-        message = (
-            "uWSGI runs without threads, so no job would ever run: set enable-threads = true"
-        )
+        message = "uWSGI runs without threads, so no job would ever run: set enable-threads = true"
         raise SchedulerStateError(message)
     if uwsgi.worker_id() != 0:
         return False

@@ -125,5 +125,3 @@ def _accepts_nothing(parameters: list[inspect.Parameter]) -> bool:
         parameter.default is not inspect.Parameter.empty or parameter.kind in variable
         for parameter in parameters
     )
-
-

@@ -15,8 +15,8 @@ from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.decide import Candidate, Origin, count, pick
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.runtime import LiveRun
-from leasecron_sync.engine.starting import Starter
 from leasecron_sync.engine.standby import Standby
+from leasecron_sync.engine.starting import Starter
 from leasecron_sync.errors import StoreError
 from leasecron_sync.events import EventName
 from leasecron_sync.model import JobSpan, LeaseReply, OnOverlap, Reason, RunKey, RunState, Verdict
@@ -306,9 +306,7 @@ class TimerLoop:
                 )
             ]
         free = options.max_concurrent_runs - runtime.taken()
-        chosen = pick(
-            askable, free, context.instance_id, steady_ms, in_order=self._lease is None
-        )
+        chosen = pick(askable, free, context.instance_id, steady_ms, in_order=self._lease is None)
         self._warn_when_full(starved=chosen.starved)
         if not chosen.candidates:
             return False
@@ -390,9 +388,7 @@ class TimerLoop:
         now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
         with self._changes_lock:
             expired = [
-                item
-                for item in self._candidates.values()
-                if self._expired(item, now_ms, steady_ms)
+                item for item in self._candidates.values() if self._expired(item, now_ms, steady_ms)
             ]
             expired += self._surplus({item.key for item in expired})
             for item in expired:

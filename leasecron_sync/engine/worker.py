@@ -120,7 +120,7 @@ def error_text(error: BaseException) -> str:
     """Return the type and text of an error, as long as a record may keep it."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # an error's own __str__ may raise anything
+    except Exception:  # noqa: BLE001 - an error's own __str__ may raise anything
         text = type(error).__name__
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\\0")[:MAX_REASON]
 
@@ -152,7 +152,7 @@ class Settling:
 
     def step(self) -> Optional[int]:
         """Ask once; return ms until the next try, None when there is no more to do."""
-        context, live, lease = self._context, self._live, self._live.lease
+        context, lease = self._context, self._live.lease
         if lease is None:
             self._report_claimed()
             return None
@@ -160,9 +160,7 @@ class Settling:
         assert isinstance(backend, LeaseBackend)
         settlement = self._settlement(lease)
         try:
-            reply = context.caller.call(
-                self._lane, lambda: backend.settle(lease.ref, settlement)
-            )
+            reply = context.caller.call(self._lane, lambda: backend.settle(lease.ref, settlement))
         except StoreError as error:
             return self._failed(error)
         context.caller.forget(self._lane)

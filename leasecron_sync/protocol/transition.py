@@ -234,7 +234,7 @@ def _to_abandon(record: RunRecord, claim: LeaseClaim, now_ms: int) -> bool:
     return is_lapsed(record, now_ms) and now_ms - record.until_ms > claim.takeover_ms
 
 
-def _grant(
+def _grant(  # noqa: PLR0913 - the parts of one decision
     record: RunRecord,
     job: JobView,
     claim: LeaseClaim,
@@ -332,11 +332,7 @@ def _note_unsettled(change: Change, job: JobView, claim: LeaseClaim, now_ms: int
 
 
 def _renew(record: Optional[RunRecord], command: Renew, now_ms: int) -> Change:
-    if (
-        record is None
-        or record.state is not RunState.RUNNING
-        or record.token != command.ref.token
-    ):
+    if record is None or record.state is not RunState.RUNNING or record.token != command.ref.token:
         return Change(RenewReply.LOST)
     return Change(RenewReply.RENEWED, (replace(record, until_ms=now_ms + command.lease_ms),))
 
@@ -364,9 +360,7 @@ def _apply(record: RunRecord, settlement: Settlement, now_ms: int) -> RunRecord:
     record = replace(record, failures=record.failures + counted)
     if counted and record.failures >= record.max_attempts:
         return replace(record, state=RunState.FAILED)
-    return replace(
-        record, state=RunState.WAITING, until_ms=now_ms + wait_ms, settled_ms=None
-    )
+    return replace(record, state=RunState.WAITING, until_ms=now_ms + wait_ms, settled_ms=None)
 
 
 def _settle_reply(record: RunRecord, now_ms: int) -> SettleReply:
@@ -385,9 +379,7 @@ def register(job: JobRecord, stamp: JobStamp, now_ms: int) -> JobRecord:
         return replace(job, owed_from_ms=now_ms, fingerprint=stamp.fingerprint)
     if job.fingerprint == stamp.fingerprint:
         return replace(job, owed_from_ms=min(job.owed_from_ms, now_ms))
-    recent = [
-        former for former in job.former if now_ms - former.displaced_ms < FORMER_SCHEDULE_MS
-    ]
+    recent = [former for former in job.former if now_ms - former.displaced_ms < FORMER_SCHEDULE_MS]
     returning = [former for former in recent if former.fingerprint == stamp.fingerprint]
     owed_from_ms = min(returning[0].owed_from_ms, now_ms) if returning else now_ms
     displaced = FormerSchedule(job.fingerprint, job.owed_from_ms, now_ms)

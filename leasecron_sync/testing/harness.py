@@ -14,6 +14,7 @@ from leasecron_sync.engine.runtime import LiveRun, Runtime
 from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.engine.worker import Ending, Settling, call_handler, finish
 from leasecron_sync.errors import SchedulerStateError
+from leasecron_sync.run import Run
 from leasecron_sync.scheduler import Scheduler
 from leasecron_sync.testing.clock import ManualClock
 from leasecron_sync.testing.faults import FaultyClaim, FaultyLease
@@ -43,7 +44,7 @@ class ManualRun:
         return self._live.key.job
 
     @property
-    def run(self) -> Any:
+    def run(self) -> Run:
         """What the handler is given."""
         return self._live.run
 
@@ -192,7 +193,7 @@ class ManualScheduler:
                 due_ms.append(self._heartbeat_ms)
             if now_ms >= end_ms and min(due_ms) > now_ms:
                 return
-            self.clock.advance(max(0, min(min(due_ms), end_ms) - now_ms))
+            self.clock.advance(max(0, min(*due_ms, end_ms) - now_ms))
         message = f"after {MAX_ROUNDS:,} steps the scheduler still asks for another one at once"
         raise RuntimeError(message)
 

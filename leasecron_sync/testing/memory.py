@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, ClassVar, Optional, Sequence
+from collections.abc import Sequence
+from typing import Callable, ClassVar, Optional
 
 from leasecron_sync.backends.base import BackendSettings, ClaimBackend
 from leasecron_sync.clock import SystemClock
@@ -86,9 +87,7 @@ class MemoryClaim(ClaimBackend):
         if abs(now_ms - store.swept_ms) < _SWEEP_MS:
             return
         store.swept_ms = now_ms
-        store.claims = {
-            key: claim for key, claim in store.claims.items() if claim[1] >= now_ms
-        }
+        store.claims = {key: claim for key, claim in store.claims.items() if claim[1] >= now_ms}
 
     def _opened(self) -> BackendSettings:
         if self._settings is None:

@@ -11,22 +11,22 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
-from leasecron_sync import HandOver, LeaseRun, RunInterrupt, Scheduler, SQLiteLease, every
+from leasecron_sync import Event, HandOver, LeaseRun, RunInterrupt, Scheduler, SQLiteLease, every
 
 
 class Log:
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def write(self, what: str, **fields: Any) -> None:
+    def write(self, what: str, **fields: object) -> None:
         now_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
         line = json.dumps({"what": what, "pid": os.getpid(), "at_ms": now_ms, **fields}) + "\n"
         os.write(self._file, line.encode())
 
 
-def handler_of(log: Log, body: str, seconds: float) -> Any:
+def handler_of(log: Log, body: str, seconds: float) -> Callable[[LeaseRun], None]:
     def handler(run: LeaseRun) -> None:
         key = {
             "job": run.job,
@@ -76,7 +76,7 @@ def main() -> None:
             max_attempts=options.max_attempts,
         )
 
-    def note(event: Any) -> None:
+    def note(event: Event) -> None:
         scheduled = event.scheduled_time
         log.write(
             event.name,
