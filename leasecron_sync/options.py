@@ -3,6 +3,8 @@
 Everything is checked where it is given. An option of the other backend family is a ``TypeError``,
 whatever its value; a value or a relation that cannot work is a ``ValueError`` that names the
 options and the values.
+
+The module is over 400 lines long because the table is written out, a row for each option.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The scheduler: registration of jobs, the typed face of both families, and the wiring."""
+"""The scheduler: registration of jobs, the typed face of both families, and the wiring.
+
+The module is over 400 lines long because each option is written out in every overload, which is
+what type checkers and editors read.
+"""
 
 from __future__ import annotations
 

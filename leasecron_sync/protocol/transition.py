@@ -5,6 +5,8 @@ on a job, ``claimable`` what ``pending`` answers for a job, and ``abandon`` what
 run that nobody took over. The memory and SQLite backends execute these functions; a backend that
 decides in another language is compared with them, reply by reply and record by record.
 
+The module is over 400 lines long because the specification is read in one piece.
+
 The line numbers in the comments are those of the decision table in ``docs/protocol.rst``.
 """
 
