@@ -22,17 +22,19 @@ from leasecron_sync.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from leasecron_sync.events import Event
+from leasecron_sync.events import Event, EventName
 from leasecron_sync.model import RunRecord, RunState
 from leasecron_sync.run import LeaseRun, Run
 from leasecron_sync.schedule import at, every
-from leasecron_sync.scheduler import Scheduler, Status
+from leasecron_sync.scheduler import LiveRunStatus, Scheduler, Status
 
 __all__ = [
     "Event",
+    "EventName",
     "HandOver",
     "LeaseRun",
     "LeasecronError",
+    "LiveRunStatus",
     "MemoryLease",
     "MissingDependency",
     "OutcomeUnknown",

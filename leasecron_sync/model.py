@@ -168,7 +168,8 @@ class JobStanding:
 
     Attributes:
         owed_from_ms: Scheduled times before this one are not owed.
-        newest_ms: Newest scheduled time of the job with a record, or that was pruned; None if none.
+        newest_ms: Newest scheduled time of the job, up to the store's clock, that has a record or
+            was pruned; None if there is none.
         store_ms: The store's clock.
         store_id: Random id made with the store's schema.
     """

@@ -63,6 +63,12 @@ class RunControl:
         self._wake.set()
 
     @property
+    def trusted_until_ms(self) -> int:
+        """Steady time until which the lease is trusted; only of runs with a lease."""
+        assert self._trusted_until_ms is not None
+        return self._trusted_until_ms
+
+    @property
     def trusted(self) -> bool:
         """Tell whether the lease is trusted now, without making a loss final."""
         until_ms = self._trusted_until_ms

@@ -58,6 +58,8 @@ AroundLeaseRun = Callable[[LeaseRun], AbstractContextManager[object]]
 
 _logger = logging.getLogger("leasecron_sync.scheduler")
 
+_NO_HANDLER = object()
+
 _in_use: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
@@ -327,7 +329,7 @@ class Scheduler(Generic[B_co]):
             catch_up_limit=catch_up_limit,
         )
         # Everything but the handler is checked here, where the line with the mistake is.
-        self._checked(None, schedule, given)
+        self._checked(_NO_HANDLER, schedule, given)
 
         def register(handler: Callable[..., object], /) -> Callable[..., object]:
             self._register(handler, schedule, given)
@@ -444,14 +446,14 @@ class Scheduler(Generic[B_co]):
 
     def _checked(
         self,
-        handler: Optional[Callable[..., object]],
+        handler: object,
         schedule: ScheduleLike,
         given: Mapping[str, object],
     ) -> Optional[Job]:
         """Check everything that can be checked; without a handler there is no job yet."""
         named = dict(given)
         wants_run = False
-        if handler is not None:
+        if handler is not _NO_HANDLER:
             wants_run = takes_run(handler)
             named["name"] = name_of(handler, None if given["name"] is UNSET else given["name"])
         elif given["name"] in (None, UNSET):
@@ -460,8 +462,9 @@ class Scheduler(Generic[B_co]):
             named, self._options, self._backend.family, type(self._backend).__name__
         )
         rule = parse_schedule(schedule, options.timezone)
-        if handler is None:
+        if handler is _NO_HANDLER:
             return None
+        assert callable(handler)
         takeover_ms = self._options.takeover_ms(options.catch_up_ms)
         return Job(handler, wants_run, rule, options, takeover_ms)
 
@@ -508,12 +511,12 @@ class Scheduler(Generic[B_co]):
         Raises:
             SchedulerStateError: It is started already.
         """
-        self.start()
         asked = threading.Event()
-        restore = self._catch_signals(asked)
         lifecycle = self._lifecycle
-        _logger.info("ready, waiting for SIGTERM or SIGINT backend=%r", self._backend)
+        restore = self._catch_signals(asked)
         try:
+            self.start()
+            _logger.info("ready, waiting for SIGTERM or SIGINT backend=%r", self._backend)
             while not asked.is_set() and lifecycle.state is not State.STOPPED:
                 self._clock.wait(asked, 500)
             self.stop()
@@ -527,10 +530,11 @@ class Scheduler(Generic[B_co]):
             _logger.info("not in the main thread, signals are left alone: call stop() to end")
             return lambda: None
 
-        def note(number: int, _frame: Optional[FrameType]) -> None:
+        def note(_number: int, _frame: Optional[FrameType]) -> None:
             # Only a flag: a signal handler may interrupt code that holds any lock.
             asked.set()
-            signal.signal(number, signal.SIG_DFL)
+            for number in before:
+                signal.signal(number, signal.SIG_DFL)
 
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:

@@ -76,8 +76,8 @@ class Tables(Protocol):
         """Return the states of a job's known runs in a span."""
         ...
 
-    def newest(self, job: str) -> Optional[int]:
-        """Return the newest scheduled time of a job that has a record."""
+    def newest(self, job: str, until_ms: int) -> Optional[int]:
+        """Return the newest scheduled time of a job, up to an instant, that has a record."""
         ...
 
     def put_run(self, record: RunRecord) -> None:
@@ -161,7 +161,7 @@ def register_jobs(
         if job != before:
             tables.put_job(job)
         assert job.owed_from_ms is not None
-        known = [ms for ms in (tables.newest(job.job), job.pruned_to_ms) if ms is not None]
+        known = [ms for ms in (tables.newest(job.job, now_ms), job.pruned_to_ms) if ms is not None]
         standings.append(JobStanding(job.owed_from_ms, max(known, default=None), now_ms, store_id))
     return standings
 

@@ -53,14 +53,33 @@ _RUNS_WITH_JOB = (
 class SQLiteTables:
     """Reads and writes records inside the transaction that its caller has begun."""
 
-    def __init__(self, connection: sqlite3.Connection, space_id: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, namespace: str) -> None:
         self._connection = connection
-        self._space_id = space_id
+        self._namespace = namespace
+        self._known_space_id: Optional[int] = None
         self._job_ids: dict[str, int] = {}
 
     def forget(self) -> None:
-        """Forget the ids of jobs, after a transaction that may have made some was rolled back."""
+        """Forget ids, after a transaction that may have made some was rolled back."""
+        self._known_space_id = None
         self._job_ids.clear()
+
+    @property
+    def _space_id(self) -> int:
+        """Id of the namespace; 0, which none has, while nothing was written to it."""
+        if self._known_space_id is None:
+            rows = self._rows("SELECT id FROM leasecron_space WHERE name = ?", (self._namespace,))
+            if not rows:
+                return 0
+            self._known_space_id = rows[0][0]
+        return self._known_space_id
+
+    def _made_space_id(self) -> int:
+        if not self._space_id:
+            self._connection.execute(
+                "INSERT INTO leasecron_space (name) VALUES (?)", (self._namespace,)
+            )
+        return self._space_id
 
     def run(self, key: RunKey) -> Optional[RunRecord]:
         job_id = self._job_id(key.job)
@@ -132,14 +151,14 @@ class SQLiteTables:
         known = {state.value: state for state in RunState}
         return {scheduled_ms: known.get(state, RunState.RUNNING) for scheduled_ms, state in rows}
 
-    def newest(self, job: str) -> Optional[int]:
+    def newest(self, job: str, until_ms: int) -> Optional[int]:
         job_id = self._job_id(job)
         if job_id is None:
             return None
         rows = self._rows(
-            "SELECT scheduled_ms FROM leasecron_run WHERE job_id = ? "
+            "SELECT scheduled_ms FROM leasecron_run WHERE job_id = ? AND scheduled_ms <= ? "
             "ORDER BY scheduled_ms DESC LIMIT 1",
-            (job_id,),
+            (job_id, until_ms),
         )
         return rows[0][0] if rows else None
 
@@ -193,7 +212,7 @@ class SQLiteTables:
         self._connection.execute(
             _PUT_JOB,
             (
-                self._space_id, record.job, record.last_token, record.pruned_to_ms,
+                self._made_space_id(), record.job, record.last_token, record.pruned_to_ms,
                 record.owed_from_ms, record.fingerprint, json.dumps(former),
             ),
         )  # fmt: skip

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, ClassVar, Optional
 
@@ -68,9 +68,10 @@ class MemoryTables:
         runs = self.runs.get(span.job, {})
         return {ms: runs[ms].state for ms in sorted(runs) if span.from_ms <= ms <= span.to_ms}
 
-    def newest(self, job: str) -> Optional[int]:
-        order = self._order.get(job)
-        return order[-1] if order else None
+    def newest(self, job: str, until_ms: int) -> Optional[int]:
+        order = self._order.get(job, [])
+        known = bisect_right(order, until_ms)
+        return order[known - 1] if known else None
 
     def put_run(self, record: RunRecord) -> None:
         key = record.key
@@ -101,7 +102,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.store_id = secrets.token_hex(16)
+        self.store_id = os.urandom(16).hex()
         self.namespaces: dict[str, MemoryTables] = {}
 
 
@@ -195,8 +196,8 @@ class MemoryLease(LeaseBackend):
 
     @staticmethod
     def _summary(tables: MemoryTables, job: JobRecord) -> JobSummary:
-        newest_ms = tables.newest(job.job)
-        newest = None if newest_ms is None else tables.run(RunKey(job.job, newest_ms))
+        runs = tables.runs.get(job.job)
+        newest = runs[max(runs)] if runs else None
         return JobSummary(job.job, job.owed_from_ms, newest, len(tables.unsettled(job.job)))
 
     def prune(self, older_than_ms: int, limit: int) -> Pruned:

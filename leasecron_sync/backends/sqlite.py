@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -53,7 +52,12 @@ BRIDGED_STEP_MS = 10_000
 # file and might remove its write-ahead log, so they stay referenced, and unused, for ever.
 _INHERITED: list[sqlite3.Connection] = []
 
+# A write locks the file at once: a transaction that begins as a reader cannot wait for its turn.
+WRITE = "BEGIN IMMEDIATE"
+READ = "BEGIN"
+
 _REJECTED = (
+    "no such table",  # of a read: nothing was ever written to this file
     "readonly database",
     "database or disk is full",
     "malformed",
@@ -69,10 +73,12 @@ class _Lane:
         self.lock = threading.Lock()
         self.connection: Optional[sqlite3.Connection] = None
         self.tables: Optional[SQLiteTables] = None
+        self.prepared = False
         self.identity: Optional[tuple[int, int]] = None
 
     def drop(self) -> None:
         connection, self.connection, self.tables = self.connection, None, None
+        self.prepared = False
         if connection is not None:
             try:
                 connection.close()
@@ -206,10 +212,10 @@ class SQLiteLease(LeaseBackend):
         return self._settings
 
     def _write(self, lane: _Lane, work: Callable[[SQLiteTables, int], T]) -> T:
-        return self._step(lane, work, begin="BEGIN IMMEDIATE")
+        return self._step(lane, work, begin=WRITE)
 
     def _read(self, work: Callable[[SQLiteTables, int], T]) -> T:
-        return self._step(self._timer_lane, work, begin="BEGIN")
+        return self._step(self._timer_lane, work, begin=READ)
 
     def _step(self, lane: _Lane, work: Callable[[SQLiteTables, int], T], *, begin: str) -> T:
         settings = self._opened()
@@ -219,6 +225,11 @@ class SQLiteLease(LeaseBackend):
             raise StoreUnavailable(message)
         try:
             tables, connection = self._connected(lane, settings, deadline_ms)
+            if not lane.prepared and begin == WRITE:
+                self._prepare(connection)
+                lane.prepared = True
+            elif not lane.prepared:
+                self._check_format(_meta(connection))
             return self._transaction(tables, connection, work, begin=begin)
         except sqlite3.Error as error:
             lane.drop()
@@ -289,7 +300,7 @@ class SQLiteLease(LeaseBackend):
             lane.connection = sqlite3.connect(
                 self._path, timeout=busy_ms / 1000, isolation_level=None, check_same_thread=False
             )
-            lane.tables = self._prepared(lane.connection, settings)
+            lane.tables = SQLiteTables(lane.connection, settings.namespace)
             lane.identity = self._file_identity()
             self._note_identity(lane.identity)
         else:
@@ -312,7 +323,8 @@ class SQLiteLease(LeaseBackend):
                 self._path,
             )
 
-    def _prepared(self, connection: sqlite3.Connection, settings: BackendSettings) -> SQLiteTables:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the file a store, unless it is one; reads alone leave a file as it is."""
         mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
@@ -324,28 +336,21 @@ class SQLiteLease(LeaseBackend):
                 connection.execute(statement)
             for name, value in (
                 ("format", str(STORE_FORMAT)),
-                ("store_id", secrets.token_hex(16)),
+                ("store_id", os.urandom(16).hex()),
                 ("clock_ms", "0"),
             ):
                 connection.execute(
                     "INSERT OR IGNORE INTO leasecron_meta (name, value) VALUES (?, ?)",
                     (name, value),
                 )
-            meta = dict(connection.execute("SELECT name, value FROM leasecron_meta").fetchall())
+            meta = _meta(connection)
             self._check_format(meta)
-            connection.execute(
-                "INSERT OR IGNORE INTO leasecron_space (name) VALUES (?)", (settings.namespace,)
-            )
-            space_id = connection.execute(
-                "SELECT id FROM leasecron_space WHERE name = ?", (settings.namespace,)
-            ).fetchone()[0]
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
         self._store_id = meta["store_id"]
-        return SQLiteTables(connection, space_id)
 
     def _check_format(self, meta: Mapping[str, Any]) -> None:
         found = meta["format"]
@@ -365,6 +370,10 @@ class SQLiteLease(LeaseBackend):
             return StoreRejected(message)
         # Nothing was committed: the transaction was rolled back, or never began.
         return StoreUnavailable(message)
+
+
+def _meta(connection: sqlite3.Connection) -> dict[str, str]:
+    return dict(connection.execute("SELECT name, value FROM leasecron_meta").fetchall())
 
 
 def _schema() -> list[str]:

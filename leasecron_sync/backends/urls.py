@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Callable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -46,7 +47,8 @@ def connect(url: str) -> Backend:
         raise TypeError(message)
     scheme, separator, _rest = url.partition("://")
     scheme = scheme.lower()
-    if not separator or not scheme:
+    if not separator or not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        # What stands there is not shown: it may be a password.
         message = (
             "a backend URL starts with a scheme, such as 'sqlite:///jobs.db' or 'memory://tests'; "
             "for a plain path write SQLiteLease(path)"
@@ -104,10 +106,9 @@ def hide_credentials(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         return "***"
-    place = rest.split("?", 1)[0].split("#", 1)[0]
-    authority, slash, path = place.partition("/")
-    host = authority.rsplit("@", 1)[-1]
-    return f"{scheme}://{host}{slash}{path}"
+    # At the last "@": a password may hold any other delimiter that its user did not encode.
+    place = rest.rpartition("@")[2]
+    return f"{scheme}://{place.partition('?')[0].partition('#')[0]}"
 
 
 def _no_parameters(url: str) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from leasecron_sync.engine.job import Job
+from leasecron_sync.model import RunKey
+
+MAX_SPANS = 8
+"""Spans of handed-out times that are remembered of a job; each step of the clock begins one."""
 
 
 class Due(NamedTuple):
@@ -33,13 +38,64 @@ class Gap(NamedTuple):
 class _Entry(NamedTuple):
     at_ms: int
     order: int
-    job: Job
+    plan: _Plan
     scheduled_ms: int
     nominal: bool  # False: its scheduled time has come, it only waits for its jitter
 
 
+class _Plan:
+    """What the agenda keeps of a job.
+
+    Attributes:
+        spans: First and last of the times handed out in a row, the newest row last.
+        undecided: Times within the spans that are to be handed out again.
+        jittering: Times that have come and wait for their jitter.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.spans: list[tuple[int, int]] = []
+        self.undecided: set[int] = set()
+        self.jittering: set[int] = set()
+        self.begin_span = True
+
+    def next_after(self, instant_ms: int) -> Optional[int]:
+        """Return the next time that was not handed out yet."""
+        scheduled_ms = self.job.schedule.after(instant_ms)
+        for _number in range(len(self.spans) + 1):
+            span = self._span_of(scheduled_ms)
+            if scheduled_ms is None or span is None:
+                break
+            again = [ms for ms in self.undecided if scheduled_ms <= ms <= span[1]]
+            if again:
+                return min(again)
+            self.begin_span = True
+            scheduled_ms = self.job.schedule.after(span[1])
+        return scheduled_ms
+
+    def was_handed_out(self, scheduled_ms: int) -> bool:
+        """Tell whether a time was handed out and decided."""
+        return self._span_of(scheduled_ms) is not None and scheduled_ms not in self.undecided
+
+    def mark(self, scheduled_ms: int) -> None:
+        """Note that a time is handed out."""
+        self.undecided.discard(scheduled_ms)
+        if self._span_of(scheduled_ms) is not None:
+            return
+        if self.begin_span or not self.spans or scheduled_ms < self.spans[-1][0]:
+            self.spans = [*self.spans, (scheduled_ms, scheduled_ms)][-MAX_SPANS:]
+            self.begin_span = False
+        else:
+            self.spans[-1] = (self.spans[-1][0], scheduled_ms)
+
+    def _span_of(self, scheduled_ms: Optional[int]) -> Optional[tuple[int, int]]:
+        if scheduled_ms is None:
+            return None
+        return next((span for span in self.spans if span[0] <= scheduled_ms <= span[1]), None)
+
+
 class Agenda:
-    """Tells which scheduled times are due, each once, however the clock is read.
+    """Tells which scheduled times are due, each once, however the clock is set.
 
     A job's scheduled times enter one after the other: the next one is computed when the one before
     has come, so that the heap stays as small as the set of jobs. A scheduled time with jitter
@@ -48,35 +104,55 @@ class Agenda:
     Args:
         keep_ms: How late a due time may be and still be handed out by itself; what is older comes
             back as a gap.
+        in_order: Hand a job's times out in rising order, whatever their jitter. Without it, times
+            that had come before the job was added are left to whoever looks back.
     """
 
-    def __init__(self, keep_ms: int) -> None:
+    def __init__(self, keep_ms: int, *, in_order: bool = False) -> None:
         self._keep_ms = keep_ms
+        self._in_order = in_order
         self._heap: list[_Entry] = []
-        self._jobs: dict[str, Job] = {}
+        self._plans: dict[str, _Plan] = {}
         self._order = 0
 
     def add(self, job: Job, now_ms: int) -> None:
-        """Take a job in; scheduled times whose due time is after now will be handed out."""
-        self._jobs[job.name] = job
-        scheduled_ms = job.schedule.after(now_ms - job.options.jitter_ms - 1)
-        while scheduled_ms is not None and scheduled_ms <= now_ms:
-            if job.due_ms(scheduled_ms) > now_ms:
-                self._push(job.due_ms(scheduled_ms), job, scheduled_ms, nominal=False)
-            scheduled_ms = job.schedule.after(scheduled_ms)
-        if scheduled_ms is not None:
-            self._push(scheduled_ms, job, scheduled_ms, nominal=True)
+        """Take a job in; scheduled times after now will be handed out."""
+        self._plans[job.name] = plan = _Plan(job)
+        self._place(plan, now_ms)
+
+    def expect(self, job: Job, scheduled_ms: int) -> None:
+        """Hand out a time that has come already, when its jitter is over."""
+        plan = self._plans.get(job.name)
+        if plan is None or plan.job is not job or scheduled_ms in plan.jittering:
+            return
+        if not plan.was_handed_out(scheduled_ms):
+            plan.mark(scheduled_ms)
+            plan.begin_span = True
+            self._push_jittering(plan, scheduled_ms, job.due_ms(scheduled_ms))
 
     def remove(self, name: str) -> None:
         """Forget a job; entries still in the heap are passed over later."""
-        self._jobs.pop(name, None)
+        self._plans.pop(name, None)
 
-    def rebase(self, now_ms: int) -> None:
-        """Begin anew at an instant, after the clock was set back."""
-        jobs = list(self._jobs.values())
+    def rebase(self, now_ms: int, undecided: Iterable[RunKey]) -> None:
+        """Begin anew at an instant, after the clock was set back.
+
+        What was handed out before is not handed out again, except what is still undecided.
+
+        Args:
+            now_ms: The wall clock.
+            undecided: Runs that were handed out under the wrong clock and came to nothing.
+        """
+        for key in undecided:
+            plan = self._plans.get(key.job)
+            if plan is not None:
+                plan.undecided.add(key.scheduled_ms)
         self._heap.clear()
-        for job in jobs:
-            self.add(job, now_ms)
+        for plan in self._plans.values():
+            plan.undecided |= plan.jittering
+            plan.jittering.clear()
+            plan.begin_span = True
+            self._place(plan, now_ms)
 
     def next_ms(self) -> Optional[int]:
         """Return the instant at which something may come due."""
@@ -89,8 +165,8 @@ class Agenda:
         found: dict[str, int] = {}
         for entry in self._heap:
             if self._current(entry):
-                known = found.get(entry.job.name, entry.scheduled_ms)
-                found[entry.job.name] = min(known, entry.scheduled_ms)
+                name = entry.plan.job.name
+                found[name] = min(found.get(name, entry.scheduled_ms), entry.scheduled_ms)
         return found
 
     def pop(self, now_ms: int) -> tuple[list[Due], list[Gap]]:
@@ -101,35 +177,59 @@ class Agenda:
             entry = heapq.heappop(self._heap)
             if not self._current(entry):
                 continue
-            job, scheduled_ms = entry.job, entry.scheduled_ms
+            plan, scheduled_ms = entry.plan, entry.scheduled_ms
             if not entry.nominal:
-                self._hand_out(job, scheduled_ms, now_ms, due, gaps)
+                plan.jittering.discard(scheduled_ms)
+                self._hand_out(plan, scheduled_ms, now_ms, due, gaps)
                 continue
-            oldest_ms = now_ms - self._keep_ms - job.options.jitter_ms
+            oldest_ms = now_ms - self._keep_ms - plan.job.options.jitter_ms
             if scheduled_ms < oldest_ms:
-                gaps.append(Gap(job, scheduled_ms, oldest_ms))
-                following_ms = job.schedule.after(oldest_ms - 1)
+                gaps.append(Gap(plan.job, scheduled_ms, oldest_ms))
+                plan.begin_span = True
+                self._push_next(plan, oldest_ms - 1)
             else:
-                self._hand_out(job, scheduled_ms, now_ms, due, gaps)
-                following_ms = job.schedule.after(scheduled_ms)
-            if following_ms is not None:
-                self._push(following_ms, job, following_ms, nominal=True)
+                plan.mark(scheduled_ms)
+                self._hand_out(plan, scheduled_ms, now_ms, due, gaps)
+                self._push_next(plan, scheduled_ms)
         return due, gaps
 
+    def _place(self, plan: _Plan, now_ms: int) -> None:
+        job = plan.job
+        if self._in_order and job.options.jitter_ms:
+            scheduled_ms = job.schedule.after(now_ms - job.options.jitter_ms - 1)
+            while scheduled_ms is not None and scheduled_ms <= now_ms:
+                if job.due_ms(scheduled_ms) > now_ms:
+                    self.expect(job, scheduled_ms)
+                scheduled_ms = job.schedule.after(scheduled_ms)
+        self._push_next(plan, now_ms)
+
     def _hand_out(
-        self, job: Job, scheduled_ms: int, now_ms: int, due: list[Due], gaps: list[Gap]
+        self, plan: _Plan, scheduled_ms: int, now_ms: int, due: list[Due], gaps: list[Gap]
     ) -> None:
-        due_ms = job.due_ms(scheduled_ms)
+        due_ms = plan.job.due_ms(scheduled_ms)
+        before = [ms for ms in plan.jittering if ms < scheduled_ms] if self._in_order else []
         if due_ms > now_ms:
-            self._push(due_ms, job, scheduled_ms, nominal=False)
+            self._push_jittering(plan, scheduled_ms, due_ms)
+        elif before:
+            at_ms = max(plan.job.due_ms(ms) for ms in before)
+            self._push_jittering(plan, scheduled_ms, at_ms)
         elif now_ms - due_ms > self._keep_ms:
-            gaps.append(Gap(job, scheduled_ms, scheduled_ms + 1))
+            gaps.append(Gap(plan.job, scheduled_ms, scheduled_ms + 1))
         else:
-            due.append(Due(job, scheduled_ms, due_ms))
+            due.append(Due(plan.job, scheduled_ms, due_ms))
 
     def _current(self, entry: _Entry) -> bool:
-        return self._jobs.get(entry.job.name) is entry.job
+        return self._plans.get(entry.plan.job.name) is entry.plan
 
-    def _push(self, at_ms: int, job: Job, scheduled_ms: int, *, nominal: bool) -> None:
+    def _push_next(self, plan: _Plan, instant_ms: int) -> None:
+        scheduled_ms = plan.next_after(instant_ms)
+        if scheduled_ms is not None:
+            self._push(scheduled_ms, plan, scheduled_ms, nominal=True)
+
+    def _push_jittering(self, plan: _Plan, scheduled_ms: int, at_ms: int) -> None:
+        plan.jittering.add(scheduled_ms)
+        self._push(at_ms, plan, scheduled_ms, nominal=False)
+
+    def _push(self, at_ms: int, plan: _Plan, scheduled_ms: int, *, nominal: bool) -> None:
         self._order += 1
-        heapq.heappush(self._heap, _Entry(at_ms, self._order, job, scheduled_ms, nominal))
+        heapq.heappush(self._heap, _Entry(at_ms, self._order, plan, scheduled_ms, nominal))

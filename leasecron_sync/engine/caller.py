@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Callable, Optional, TypeVar
 
 from leasecron_sync.clock import Clock
-from leasecron_sync.errors import OutcomeUnknown, StoreError
+from leasecron_sync.errors import OutcomeUnknown, StoreError, StoreRejected
 from leasecron_sync.options import SKEW_WARNING_MS
 
 T = TypeVar("T")
@@ -22,10 +23,13 @@ class Caller:
     """Calls the store and keeps account of whether it answers.
 
     An outage begins with the first call that fails and ends when every lane that failed has had an
-    answer, so that it is told once at each end, however many threads meet it.
+    answer, so that it is told once at each end, however many threads meet it. A lane that makes
+    calls of several kinds in rounds has its answer when a whole round went well: a store that
+    answers a probe and refuses every claim is not back.
 
     Args:
         clock: Where the time comes from.
+        rounds: The lanes that make their calls in rounds.
         on_down: Called with the error when an outage begins.
         on_back: Called when it ends.
         on_skew: Called once with a skew that is too large.
@@ -35,11 +39,13 @@ class Caller:
         self,
         clock: Clock,
         *,
+        rounds: frozenset[str] = frozenset(),
         on_down: Callable[[StoreError], None],
         on_back: Callable[[], None],
         on_skew: Callable[[int], None],
     ) -> None:
         self._clock = clock
+        self._rounds = rounds
         self._on_down = on_down
         self._on_back = on_back
         self._on_skew = on_skew
@@ -48,6 +54,7 @@ class Caller:
         self._down_since_ms: Optional[int] = None
         self._back_at_ms: Optional[int] = None
         self._skew_ms: Optional[int] = None
+        self._offset_ms = 0
         self._skew_told = False
 
     def call(self, lane: str, function: Callable[[], T]) -> T:
@@ -70,8 +77,38 @@ class Caller:
             unknown = OutcomeUnknown(f"{type(error).__name__}: {error}")
             self._failed(lane, unknown)
             raise unknown from error
-        self._answered(lane)
+        if lane not in self._rounds:
+            self._answered(lane)
         return result
+
+    def call_all(self, lane: str, function: Callable[[], Sequence[T]], number: int) -> Sequence[T]:
+        """Call the store once with several items; there must be a reply to each.
+
+        Args:
+            lane: See ``call``.
+            function: The call.
+            number: How many items it has.
+
+        Raises:
+            StoreError: It failed, or the replies do not match the items.
+        """
+
+        def checked() -> Sequence[T]:
+            replies = function()
+            if len(replies) != number:
+                message = f"the backend gave {len(replies)} replies to {number} items"
+                raise OutcomeUnknown(message)
+            return replies
+
+        return self.call(lane, checked)
+
+    def round_ended(self, lane: str) -> None:
+        """Note that every call of a round was answered."""
+        self._answered(lane)
+
+    def is_failing(self, lane: str) -> bool:
+        """Tell whether a lane has had no answer since a call of it failed."""
+        return lane in self._failing
 
     def forget(self, lane: str) -> None:
         """Do not wait for an answer of a lane that will make no more calls."""
@@ -102,13 +139,32 @@ class Caller:
             sent_steady_ms: Steady time when the call was made.
         """
         took_ms = self._clock.steady_ms() - sent_steady_ms
-        self._skew_ms = store_ms - (sent_ms + took_ms // 2)
+        skew_ms = store_ms - (sent_ms + took_ms // 2)
         # What may come from the way of the call is no skew.
-        if abs(self._skew_ms) - took_ms // 2 > SKEW_WARNING_MS and not self._skew_told:
+        self._note_skew(skew_ms, certain=abs(skew_ms) - took_ms // 2 > SKEW_WARNING_MS)
+
+    def note_early(self, early_ms: int) -> None:
+        """Note that the store's clock is behind what ``now_ms`` took it for by this much."""
+        skew_ms = self._offset_ms - early_ms
+        if early_ms > SKEW_WARNING_MS:
+            self._note_skew(skew_ms, certain=abs(skew_ms) > SKEW_WARNING_MS)
+
+    def now_ms(self) -> int:
+        """Return the wall clock, put right by the skew that is known: what is due is due by it."""
+        return self._clock.now_ms() + self._offset_ms
+
+    def _note_skew(self, skew_ms: int, *, certain: bool) -> None:
+        self._skew_ms = skew_ms
+        self._offset_ms = skew_ms if certain else 0
+        if certain and not self._skew_told:
             self._skew_told = True
-            self._on_skew(self._skew_ms)
+            self._on_skew(skew_ms)
 
     def _failed(self, lane: str, error: StoreError) -> None:
+        if isinstance(error, StoreRejected) and lane not in self._rounds:
+            # The store answers, and refuses this one thing.
+            _logger.warning("the store refused a call lane=%s error=%r", lane, str(error))
+            return
         with self._lock:
             began = self._down_since_ms is None
             self._failing.add(lane)
@@ -142,10 +198,13 @@ class Backoff:
 
     def __init__(self, last_ms: int = LAST_DELAY_MS) -> None:
         # Imported late: it costs a third of the whole library's import.
-        from tenacity import RetryCallState, Retrying, wait_exponential_jitter  # noqa: PLC0415
+        from tenacity import RetryCallState, Retrying, wait_exponential, wait_random  # noqa: PLC0415
 
         first_s = min(FIRST_DELAY_MS, last_ms) / 1000
-        self._wait = wait_exponential_jitter(initial=first_s, max=last_ms / 1000, jitter=first_s)
+        # The jitter keeps instances that met one outage together from asking together.
+        self._wait = wait_exponential(multiplier=first_s, max=last_ms / 1000) + wait_random(
+            0, first_s
+        )
         self._state = RetryCallState(Retrying(), None, (), {})
         self._state.attempt_number = 0
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from leasecron_sync.backends.base import LeaseBackend
-from leasecron_sync.engine.claiming import LANE
-from leasecron_sync.engine.context import Context
-from leasecron_sync.engine.decide import Candidate, LookBack, Origin, count, look_back, owed
+from leasecron_sync.engine.context import TIMER_LANE, Context
+from leasecron_sync.engine.decide import Candidate, Count, LookBack, Origin, given_up, look_back
 from leasecron_sync.engine.job import Job
-from leasecron_sync.model import JobSpan, JobStamp, JobStanding, Reason, RunKey
+from leasecron_sync.model import JobStamp, JobStanding, Reason, RunKey, RunState
 from leasecron_sync.run import moment
 
 _logger = logging.getLogger("leasecron_sync.engine.catch_up")
@@ -26,16 +25,18 @@ class Found(NamedTuple):
 
     Attributes:
         owed: Runs to make up for, the oldest first.
+        coming: Runs whose scheduled time has come and whose jitter is not over.
         known: Runs of which the store has a record.
         unsettled: Whether the store knows an unsettled run among those looked at.
     """
 
     owed: list[Candidate]
+    coming: list[Candidate]
     known: set[RunKey]
     unsettled: bool
 
 
-NOTHING = Found([], set(), unsettled=False)
+NOTHING = Found([], [], set(), unsettled=False)
 
 
 class CatchUp:
@@ -87,7 +88,7 @@ class CatchUp:
             return NOTHING
         clock = self._context.clock
         standings = self._register(jobs)
-        now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
+        now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
         looks = [
             look_back(
                 job, now_ms, standing.owed_from_ms, standing.newest_ms, self._reported.get(job.name)
@@ -95,8 +96,6 @@ class CatchUp:
             for job, standing in zip(jobs, standings)
         ]
         found = self._compare(looks, steady_ms)
-        for look in looks:
-            self._give_up(look)
         for job in jobs:
             if self._wanted.get(job.name) is job:
                 del self._wanted[job.name]
@@ -106,7 +105,9 @@ class CatchUp:
         clock = self._context.clock
         stamps = [JobStamp(job.name, job.fingerprint()) for job in jobs]
         sent_ms, sent_steady_ms = clock.now_ms(), clock.steady_ms()
-        standings = self._context.caller.call(LANE, lambda: self._backend.register(stamps))
+        standings = self._context.caller.call_all(
+            TIMER_LANE, lambda: self._backend.register(stamps), len(stamps)
+        )
         first = standings[0]
         self._context.caller.compare_clocks(first.store_ms, sent_ms, sent_steady_ms)
         if self._store_id and first.store_id != self._store_id:
@@ -118,36 +119,44 @@ class CatchUp:
         return standings
 
     def _compare(self, looks: list[LookBack], steady_ms: int) -> Found:
-        asked = [look for look in looks if look.scheduled]
-        spans = [JobSpan(look.job.name, look.scheduled[0], look.scheduled[-1]) for look in asked]
-        if not spans:
-            return NOTHING
-        states = self._context.caller.call(LANE, lambda: self._backend.states(spans))
-        candidates: list[Candidate] = []
+        spans = [look.span for look in looks if look.span is not None]
+        answers: Iterator[Mapping[int, RunState]] = iter(())
+        if spans:
+            answers = iter(
+                self._context.caller.call_all(
+                    TIMER_LANE, lambda: self._backend.states(spans), len(spans)
+                )
+            )
+        owed: list[Candidate] = []
+        coming: list[Candidate] = []
         recorded: set[RunKey] = set()
-        any_unsettled = False
-        for look, known in zip(asked, states):
-            missing, unsettled = owed(look, known)
-            any_unsettled = any_unsettled or unsettled
-            recorded.update(RunKey(look.job.name, scheduled_ms) for scheduled_ms in known)
-            for scheduled_ms in missing:
-                key = RunKey(look.job.name, scheduled_ms)
-                due_ms = look.job.due_ms(scheduled_ms)
-                candidates.append(Candidate(look.job, key, due_ms, Origin.CAUGHT_UP, steady_ms))
-        return Found(candidates, recorded, any_unsettled)
+        unsettled = False
+        for look in looks:
+            states = {} if look.span is None else next(answers)
+            unsettled = unsettled or any(not state.settled for state in states.values())
+            recorded.update(RunKey(look.job.name, ms) for ms in states)
+            missing = [ms for ms in look.scheduled if ms not in states]
+            owed += [_candidate(look.job, ms, Origin.CAUGHT_UP, steady_ms) for ms in missing]
+            coming += [_candidate(look.job, ms, Origin.ON_TIME, steady_ms) for ms in look.coming]
+            self._report(look, given_up(look, states))
+        return Found(owed, coming, recorded, unsettled)
 
-    def _give_up(self, look: LookBack) -> None:
+    def _report(self, look: LookBack, found: Count) -> None:
         """Report what lies before the window: one event for a job, and no records."""
-        found = count(look.job, look.older_from_ms, look.older_to_ms)
         if found.first_ms is None or found.last_ms is None:
             return
-        last = found.last_ms
-        self._reported[look.job.name] = max(last, self._reported.get(look.job.name, last))
+        key = RunKey(look.job.name, found.last_ms)
+        self.note_reported(key)
         self._context.emit(
             "run_missed",
-            RunKey(look.job.name, last),
+            key,
             reason=Reason.TOO_OLD.value,
             count=found.number,
             first_time=moment(found.first_ms),
             at_least=found.at_least,
         )
+
+
+def _candidate(job: Job, scheduled_ms: int, origin: Origin, steady_ms: int) -> Candidate:
+    key = RunKey(job.name, scheduled_ms)
+    return Candidate(job, key, job.due_ms(scheduled_ms), origin, steady_ms)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, Union
+from typing import Callable, NamedTuple, Protocol, Union
 
 from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
-from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.decide import Candidate
 from leasecron_sync.errors import OutcomeUnknown, StoreError
 from leasecron_sync.model import ClaimReply, LeaseClaim, LeaseReply, OnceClaim
-
-LANE = "timer"
 
 
 class Answer(NamedTuple):
@@ -35,35 +33,38 @@ class Claimer(Protocol):
 
 
 class _Asking:
-    """What both families share: ids of decisions, and marks on those left without an answer."""
+    """What both families share: ids of decisions, and marks on those left without an answer.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        context: This start of the scheduler.
+        keep_ms: How long after its last ask a decision may still be granted, or have been.
+    """
+
+    def __init__(self, context: Context, keep_ms: int) -> None:
         self._context = context
+        self._keep_ms = keep_ms
         self._numbers = itertools.count(1)
 
     def _prepare(self, candidates: Sequence[Candidate], sent_ms: int) -> None:
         for item in candidates:
-            # After that long a lease granted to the old decision has lapsed: a new decision.
-            expired = sent_ms - item.tried_ms > self._context.options.lease_ms
+            # After that long nothing is left of the old decision, whatever became of it.
+            expired = sent_ms - item.tried_ms > self._keep_ms
             if not item.decision_id or expired:
                 item.decision_id = f"{self._context.instance_id}-{next(self._numbers)}"
             item.tried_ms = sent_ms
 
-    @staticmethod
-    def _mark(candidates: Sequence[Candidate], error: StoreError) -> None:
-        for item in candidates:
-            if isinstance(error, OutcomeUnknown):
-                item.unknown = True
-            else:
-                item.refused = True
-
-    def _answers(
-        self, candidates: Sequence[Candidate], replies: Sequence[Union[LeaseReply, ClaimReply]]
+    def _ask(
+        self,
+        candidates: Sequence[Candidate],
+        call: Callable[[], Sequence[Union[LeaseReply, ClaimReply]]],
     ) -> list[Answer]:
-        if len(replies) != len(candidates):
-            error = OutcomeUnknown(f"{len(replies)} replies to {len(candidates)} claims")
-            self._mark(candidates, error)
-            raise error
+        try:
+            replies = self._context.caller.call_all(TIMER_LANE, call, len(candidates))
+        except StoreError as error:
+            for item in candidates:
+                item.unknown = item.unknown or isinstance(error, OutcomeUnknown)
+                item.refused = True
+            raise
         return [Answer(item, _in_one_form(reply)) for item, reply in zip(candidates, replies)]
 
 
@@ -77,20 +78,15 @@ class LeaseClaimer(_Asking):
     """Claims leases."""
 
     def __init__(self, context: Context, backend: LeaseBackend) -> None:
-        super().__init__(context)
+        super().__init__(context, context.options.lease_ms)
         self._backend = backend
 
     def claim(self, candidates: Sequence[Candidate], sent_ms: int) -> list[Answer]:
         """Ask once for leases."""
         self._prepare(candidates, sent_ms)
-        now_ms = self._context.clock.now_ms()
+        now_ms = self._context.caller.now_ms()
         claims = [self._claim_of(item, now_ms, sent_ms) for item in candidates]
-        try:
-            replies = self._context.caller.call(LANE, lambda: self._backend.claim(claims))
-        except StoreError as error:
-            self._mark(candidates, error)
-            raise
-        return self._answers(candidates, replies)
+        return self._ask(candidates, lambda: self._backend.claim(claims))
 
     def _claim_of(self, item: Candidate, now_ms: int, steady_ms: int) -> LeaseClaim:
         return LeaseClaim(
@@ -100,7 +96,7 @@ class LeaseClaimer(_Asking):
             decision_id=item.decision_id,
             lease_ms=self._context.options.lease_ms,
             max_attempts=item.job.options.max_attempts,
-            on_overlap=item.on_overlap(now_ms),
+            on_overlap=item.on_overlap(now_ms, steady_ms),
             max_age_ms=item.max_age_ms(steady_ms),
             takeover_ms=item.job.takeover_ms,
         )
@@ -110,20 +106,16 @@ class OnceClaimer(_Asking):
     """Claims runs of which one instance is the winner, and no more."""
 
     def __init__(self, context: Context, backend: ClaimBackend) -> None:
-        super().__init__(context)
+        super().__init__(context, context.options.claim_window_ms)
         self._backend = backend
 
     def claim(self, candidates: Sequence[Candidate], sent_ms: int) -> list[Answer]:
         """Ask once for runs."""
         self._prepare(candidates, sent_ms)
         window_ms = self._context.options.claim_window_ms
+        holder = self._context.instance_id
         claims = [
-            OnceClaim(item.key, item.due_ms, self._context.instance_id, item.decision_id, window_ms)
+            OnceClaim(item.key, item.due_ms, holder, item.decision_id, window_ms)
             for item in candidates
         ]
-        try:
-            replies = self._context.caller.call(LANE, lambda: self._backend.claim(claims))
-        except StoreError as error:
-            self._mark(candidates, error)
-            raise
-        return self._answers(candidates, replies)
+        return self._ask(candidates, lambda: self._backend.claim(claims))

@@ -15,6 +15,9 @@ from leasecron_sync.model import RunKey
 from leasecron_sync.options import SchedulerOptions
 from leasecron_sync.run import moment
 
+TIMER_LANE = "timer"
+HEARTBEAT_LANE = "heartbeat"
+
 
 class Context:
     """Everything that lasts from one ``start()`` to its ``stop()``.
@@ -51,7 +54,11 @@ class Context:
         self.spawn = spawn
         self.stopping = threading.Event()
         self.caller = Caller(
-            clock, on_down=self._store_down, on_back=self._store_back, on_skew=self._skew
+            clock,
+            rounds=frozenset({TIMER_LANE}),
+            on_down=self._store_down,
+            on_back=self._store_back,
+            on_skew=self._skew,
         )
         self._hub = hub
         # Set by the loops that listen to them.

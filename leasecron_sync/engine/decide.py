@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Optional
 
 from leasecron_sync.engine.job import Job
-from leasecron_sync.model import OnOverlap, Reason, RunKey, RunState
+from leasecron_sync.model import JobSpan, OnOverlap, Reason, RunKey, RunState
 from leasecron_sync.options import (
     EXTRA_SLOTS,
     LOOK_BACK_COUNT,
@@ -43,6 +43,7 @@ class Candidate:
         unknown: True when the newest ask may have taken effect.
         refused: True when the newest ask surely had no effect, since the store was down.
         deferred: True when it was answered once that another run is in progress.
+        due_steady_ms: Steady time at which it is due by the store's clock, once the store said so.
     """
 
     job: Job
@@ -56,6 +57,13 @@ class Candidate:
     unknown: bool = False
     refused: bool = False
     deferred: bool = False
+    due_steady_ms: Optional[int] = None
+
+    def age_ms(self, now_ms: int, steady_ms: int) -> int:
+        """Return how long ago it fell due, by the store's clock where that is known."""
+        if self.due_steady_ms is not None:
+            return steady_ms - self.due_steady_ms
+        return now_ms - self.due_ms
 
     def missed_for(self) -> Reason:
         """Return why this instance gives the run up."""
@@ -75,10 +83,13 @@ class Candidate:
             return max(catch_up_ms, ON_TIME_MS)
         return catch_up_ms + steady_ms - self.found_ms
 
-    def on_overlap(self, now_ms: int) -> OnOverlap:
+    def is_on_time(self, now_ms: int, steady_ms: int) -> bool:
+        """Tell whether it was in the agenda before it was due, a short while ago."""
+        return self.origin is Origin.ON_TIME and self.age_ms(now_ms, steady_ms) <= ON_TIME_MS
+
+    def on_overlap(self, now_ms: int, steady_ms: int) -> OnOverlap:
         """Return what to do when another run of the job is in progress."""
-        on_time = self.origin is Origin.ON_TIME and now_ms - self.due_ms <= ON_TIME_MS
-        if on_time and not self.job.options.overlap:
+        if self.is_on_time(now_ms, steady_ms) and not self.job.options.overlap:
             return OnOverlap.SKIP
         return self.job.options.late_overlap
 
@@ -98,14 +109,27 @@ class Pick:
     more: bool = False
 
 
-def pick(
-    candidates: Iterable[Candidate],
-    free: int,
-    instance_id: str,
-    steady_ms: int,
-    *,
-    in_order: bool = False,
-) -> Pick:
+@dataclass(frozen=True)
+class Asker:
+    """Who picks, and when.
+
+    Attributes:
+        instance_id: Id of this instance.
+        free: Free slots; negative when slots beyond the limit are in use.
+        now_ms: The wall clock.
+        steady_ms: Steady time.
+        in_order: Ask for one run of each job at a time, the oldest, since the mechanism may not
+            accept an older one later.
+    """
+
+    instance_id: str
+    free: int
+    now_ms: int
+    steady_ms: int
+    in_order: bool = False
+
+
+def pick(candidates: Iterable[Candidate], asker: Asker) -> Pick:
     """Choose the runs of the next claim.
 
     Unsettled runs come first and may use slots beyond the limit. Of the rest an instance takes a
@@ -113,38 +137,48 @@ def pick(
     instances.
 
     Args:
-        candidates: Everything this instance means to claim, that may be asked for now.
-        free: Free slots; negative when slots beyond the limit are in use.
-        instance_id: Id of this instance.
-        steady_ms: Steady time.
-        in_order: Ask for one run of each job at a time, the oldest, since the mechanism may not
-            accept an older one later.
+        candidates: Everything this instance means to claim.
+        asker: Who picks, and when.
     """
-    ready = [item for item in candidates if item.ask_ms <= steady_ms]
-    first = _one_per_job([item for item in ready if item.origin is Origin.UNSETTLED], in_order)
+    everything = sorted(
+        candidates,
+        key=lambda item: (item.key.scheduled_ms if asker.in_order else item.due_ms, item.key),
+    )
+    first = _in_turn([item for item in everything if item.origin is Origin.UNSETTLED], asker)
     jobs = {item.job.name for item in first if not item.job.options.overlap}
-    others = [item for item in ready if item.origin is not Origin.UNSETTLED]
-    rest = [item for item in _one_per_job(others, in_order) if item.job.name not in jobs]
-    chosen = first[: max(0, free + EXTRA_SLOTS)]
-    free = max(0, free - len(chosen))
+    others = [item for item in everything if item.origin is not Origin.UNSETTLED]
+    rest = [item for item in _in_turn(others, asker) if item.job.name not in jobs]
+    chosen = first[: max(0, asker.free + EXTRA_SLOTS)]
+    free = max(0, asker.free - len(chosen))
     size = min(free, max(MIN_SLICE, -(-len(rest) // SLICE_DIVISOR)))
-    sliced = _rotated(rest, instance_id)[:size]
+    sliced = _rotated(rest, asker.instance_id)[:size]
     left_out = len(first) + len(rest) - len(chosen) - len(sliced)
     starved = len(chosen) < len(first) or (len(rest) > len(sliced) and free <= size)
     return Pick(chosen + sliced, starved, left_out > 0 and not starved)
 
 
-def _one_per_job(candidates: list[Candidate], in_order: bool) -> list[Candidate]:  # noqa: FBT001
-    """Keep the oldest run of each job without overlap, and one caught-up run of each other job."""
+def _in_turn(candidates: list[Candidate], asker: Asker) -> list[Candidate]:
+    """Keep what may be asked for now: of a job whose runs go one at a time, the oldest alone.
+
+    Runs go one at a time where overlap is forbidden, where they are made up for, and where the
+    mechanism wants them in order. One that waits for its turn keeps those behind it waiting, but
+    not a run that is on time: that one is asked for, and may be skipped.
+    """
     seen: set[str] = set()
     kept = []
-    for item in sorted(candidates, key=lambda item: (item.due_ms, item.key)):
-        alone = in_order or not item.job.options.overlap or item.origin is Origin.CAUGHT_UP
-        if alone and item.key.job in seen:
+    for item in candidates:
+        alone = asker.in_order or not item.job.options.overlap or item.origin is Origin.CAUGHT_UP
+        ready = item.ask_ms <= asker.steady_ms
+        if not alone:
+            if ready:
+                kept.append(item)
             continue
-        if alone:
+        if item.key.job in seen:
+            continue
+        if ready:
+            kept.append(item)
+        if ready or asker.in_order or not item.is_on_time(asker.now_ms, asker.steady_ms):
             seen.add(item.key.job)
-        kept.append(item)
     return kept
 
 
@@ -165,14 +199,24 @@ class LookBack:
     Attributes:
         job: The job.
         scheduled: Those that are made up for if the store has no record of them, the oldest first.
+        coming: Those that have come and still wait for their jitter.
+        too_late: Those whose jitter was over before the window.
         older_from_ms: Scheduled times from here ...
         older_to_ms: ... to before here are given up.
     """
 
     job: Job
     scheduled: tuple[int, ...]
+    coming: tuple[int, ...]
+    too_late: tuple[int, ...]
     older_from_ms: int
     older_to_ms: int
+
+    @property
+    def span(self) -> Optional[JobSpan]:
+        """What to ask the store about; None when there is nothing to compare."""
+        compared = (*self.scheduled, *self.too_late)
+        return JobSpan(self.job.name, min(compared), max(compared)) if compared else None
 
 
 def look_back(
@@ -191,22 +235,38 @@ def look_back(
         reported_ms: Newest scheduled time that this instance has reported as missed.
     """
     options = job.options
-    window_from_ms = now_ms - options.catch_up_ms - options.jitter_ms
-    found: list[int] = []
-    scheduled_ms = job.schedule.before(now_ms + 1)
-    while (
-        scheduled_ms is not None
-        and scheduled_ms >= max(owed_from_ms, window_from_ms)
-        and len(found) < options.catch_up_limit
-    ):
-        # Judged with the jitter, like the claim: neither early nor too old.
-        if now_ms - options.catch_up_ms <= job.due_ms(scheduled_ms) <= now_ms:
-            found.append(scheduled_ms)
-        scheduled_ms = job.schedule.before(scheduled_ms)
-    oldest_ms = found[-1] if found else max(window_from_ms, owed_from_ms)
     known = [owed_from_ms]
     known += [ms + 1 for ms in (newest_ms, reported_ms) if ms is not None]
-    return LookBack(job, tuple(reversed(found)), max(known), oldest_ms)
+    older_from_ms = max(known)
+    # Judged with the jitter, like the claim: neither early nor too old.
+    window_from_ms = now_ms - options.catch_up_ms
+    oldest_ms = max(owed_from_ms, window_from_ms - options.jitter_ms)
+    found: list[int] = []
+    coming: list[int] = []
+    too_late: list[int] = []
+    scheduled_ms = job.schedule.before(now_ms + 1)
+    to_ms = now_ms + 1
+    while scheduled_ms is not None and scheduled_ms >= oldest_ms:
+        due_ms = job.due_ms(scheduled_ms)
+        if due_ms > now_ms:
+            coming.append(scheduled_ms)
+        elif due_ms >= window_from_ms:
+            if len(found) == options.catch_up_limit:
+                break
+            found.append(scheduled_ms)
+        elif scheduled_ms >= older_from_ms and len(too_late) < LOOK_BACK_COUNT:
+            too_late.append(scheduled_ms)
+        to_ms = scheduled_ms
+        scheduled_ms = job.schedule.before(scheduled_ms)
+    older_to_ms = to_ms if scheduled_ms is not None and scheduled_ms >= oldest_ms else oldest_ms
+    return LookBack(
+        job,
+        tuple(reversed(found)),
+        tuple(reversed(coming)),
+        tuple(reversed(too_late)),
+        older_from_ms,
+        older_to_ms,
+    )
 
 
 @dataclass(frozen=True)
@@ -242,12 +302,11 @@ def count(job: Job, from_ms: int, to_ms: int) -> Count:
     return Count(number, first_ms, last_ms, at_least=False)
 
 
-def owed(look: LookBack, states: Mapping[int, RunState]) -> tuple[list[int], bool]:
-    """Compare scheduled times with the store's records.
-
-    Returns:
-        Those without a record, the oldest first, and whether one of the others is unsettled.
-    """
-    missing = [ms for ms in look.scheduled if ms not in states]
-    unsettled = any(not state.settled for state in states.values())
-    return missing, unsettled
+def given_up(look: LookBack, states: Mapping[int, RunState]) -> Count:
+    """Count what lies before the window and has no record."""
+    late = [ms for ms in look.too_late if ms not in states]
+    older = count(look.job, look.older_from_ms, look.older_to_ms)
+    if not late:
+        return older
+    first_ms = late[0] if older.first_ms is None else older.first_ms
+    return Count(older.number + len(late), first_ms, late[-1], older.at_least)

@@ -6,13 +6,11 @@ from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.caller import Backoff
-from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.context import HEARTBEAT_LANE, Context
 from leasecron_sync.engine.runtime import LiveRun
-from leasecron_sync.errors import OutcomeUnknown, StoreError
+from leasecron_sync.errors import StoreError
 from leasecron_sync.model import RenewReply
 from leasecron_sync.options import MAX_WAIT_MS
-
-LANE = "heartbeat"
 
 
 class HeartbeatLoop:
@@ -27,6 +25,8 @@ class HeartbeatLoop:
         self._context = context
         self._backend = backend
         self._backoff = Backoff(max(50, context.options.heartbeat_ms // 4))
+        self._call_ms = context.options.call_timeout_ms
+        self._retry_ms = 0
         self._next_ms: Optional[int] = None  # steady time of the next round; None when idle
 
     def step(self) -> int:
@@ -36,15 +36,17 @@ class HeartbeatLoop:
         if not runs:
             if self._next_ms is not None:
                 self._next_ms = None
-                context.caller.forget(LANE)
+                context.caller.forget(HEARTBEAT_LANE)
             return MAX_WAIT_MS
         now_ms = context.clock.steady_ms()
         if self._next_ms is None:
             self._next_ms = now_ms + context.options.heartbeat_ms
-        if now_ms < self._next_ms:
-            return self._next_ms - now_ms
-        self._next_ms = self._renew(runs, now_ms)
-        return max(0, self._next_ms - context.clock.steady_ms())
+        # A lease may have come with little time left, after a reply that was lost.
+        latest_ms = min(live.control.trusted_until_ms for live in runs) - self._call_ms
+        next_ms = max(min(self._next_ms, latest_ms), self._retry_ms)
+        if now_ms >= next_ms:
+            next_ms = self._next_ms = self._renew(runs, now_ms)
+        return max(0, next_ms - context.clock.steady_ms())
 
     def _renew(self, runs: list[LiveRun], sent_ms: int) -> int:
         """Make one call; return the steady time of the next one."""
@@ -52,13 +54,13 @@ class HeartbeatLoop:
         lease_ms = context.options.lease_ms
         refs = [live.lease.ref for live in runs if live.lease is not None]
         try:
-            replies = context.caller.call(LANE, lambda: self._backend.renew(refs, lease_ms))
-            if len(replies) != len(refs):
-                message = f"{len(replies)} replies to {len(refs)} renewals"
-                raise OutcomeUnknown(message)
+            replies = context.caller.call_all(
+                HEARTBEAT_LANE, lambda: self._backend.renew(refs, lease_ms), len(refs)
+            )
         except StoreError:
             # Trust runs on: what is not renewed in time is lost by the clock, without an answer.
-            return context.clock.steady_ms() + self._backoff.next_ms()
+            self._retry_ms = context.clock.steady_ms() + self._backoff.next_ms()
+            return self._retry_ms
         self._backoff.reset()
         # Counted from before the call was sent: the store cannot have renewed it earlier.
         trusted_until_ms = sent_ms + lease_ms - context.options.margin_ms

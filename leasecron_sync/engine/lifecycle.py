@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import secrets
+import os
 import threading
 from enum import Enum
 from typing import Optional
@@ -150,7 +150,7 @@ class Lifecycle:
             self.stop(0.0)
 
     def _start(self, jobs: list[Job]) -> None:
-        instance_id = secrets.token_hex(6)
+        instance_id = os.urandom(6).hex()
         self._backend.open(
             BackendSettings(self._options.namespace, instance_id, self._options.call_timeout_ms)
         )

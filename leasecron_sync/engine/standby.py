@@ -12,6 +12,9 @@ EVERY_MS = 1_000
 FULL_MS = 100
 """After an answer that was cut off at its limit, it looks again this soon."""
 
+MAX_LAPSES = 1_000
+"""Leases that are remembered to lapse; the earliest ones count."""
+
 
 class Standby:
     """Remembers whether there may be something to take over, and when to look.
@@ -21,6 +24,7 @@ class Standby:
 
     def __init__(self) -> None:
         self._ask_ms: Optional[int] = 0  # steady time; the first look is at the start
+        self._lapses: list[int] = []
         self._not_before_ms = 0
         self._handed_over: dict[RunKey, int] = {}
 
@@ -28,6 +32,14 @@ class Standby:
         """Note an unsettled run that may become claimable after a wait."""
         ask_ms = steady_ms + min(max(wait_ms, 1), EVERY_MS)
         self._ask_ms = ask_ms if self._ask_ms is None else min(self._ask_ms, ask_ms)
+
+    def expect_lapse(self, lapse_ms: int) -> None:
+        """Note a lease that nobody may be holding: look when it has lapsed, at a steady time.
+
+        It is one that this instance may have been granted without knowing it, so that the store
+        would not call it somebody else's before.
+        """
+        self._lapses = sorted({*self._lapses, lapse_ms})[:MAX_LAPSES]
 
     def hold_off(self, until_ms: int) -> None:
         """Take nothing over before a steady time, so that holders can renew first."""
@@ -39,14 +51,19 @@ class Standby:
 
     def ask_ms(self) -> Optional[int]:
         """Return the steady time of the next look; None when nothing is known."""
-        return None if self._ask_ms is None else max(self._ask_ms, self._not_before_ms)
+        times = [*self._lapses[:1]] + ([] if self._ask_ms is None else [self._ask_ms])
+        return max(min(times), self._not_before_ms) if times else None
+
+    def asking(self, steady_ms: int) -> None:
+        """Note that the look begins; what is noted from now on calls for another one."""
+        self._ask_ms = None
+        self._lapses = [lapse_ms for lapse_ms in self._lapses if lapse_ms > steady_ms]
 
     def answered(self, pending: Pending, limit: int, steady_ms: int) -> list[RunKey]:
         """Note an answer; return the runs to claim."""
         self._handed_over = {
             key: until_ms for key, until_ms in self._handed_over.items() if until_ms > steady_ms
         }
-        self._ask_ms = None
         if pending.unsettled:
             # One more, for a lease lapses at its end, not before.
             next_ms = EVERY_MS if pending.next_in_ms is None else pending.next_in_ms + 1

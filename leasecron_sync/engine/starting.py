@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
-from leasecron_sync.engine.claiming import LANE
-from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.decide import Candidate, Origin
 from leasecron_sync.engine.runtime import LiveRun
 from leasecron_sync.errors import StoreError
@@ -134,13 +134,16 @@ class Starter:
             assert isinstance(backend, LeaseBackend)
             if clock.steady_ms() >= until_ms:
                 del self._handing_back[key]
+                self._context.note_unsettled(0)
                 continue
             ref, settlement = lease.ref, Settlement(Outcome.HANDED_OVER, "handed back")
             try:
-                reply = self._context.caller.call(LANE, lambda: backend.settle(ref, settlement))  # noqa: B023 - called at once
+                reply = self._context.caller.call(
+                    TIMER_LANE, functools.partial(backend.settle, ref, settlement)
+                )
             except StoreError:
                 if last:
-                    return
+                    continue
                 raise
             del self._handing_back[key]
             if reply.state is RunState.WAITING:

@@ -7,21 +7,27 @@ import threading
 from typing import Optional
 
 from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
-from leasecron_sync.engine.agenda import Agenda, Gap
+from leasecron_sync.engine.agenda import Agenda
+from leasecron_sync.engine.backlog import Backlog, Expiry
 from leasecron_sync.engine.caller import Backoff
-from leasecron_sync.engine.catch_up import CatchUp, Found
-from leasecron_sync.engine.claiming import LANE, Answer, Claimer, LeaseClaimer, OnceClaimer
-from leasecron_sync.engine.context import Context
-from leasecron_sync.engine.decide import Candidate, Origin, count, pick
+from leasecron_sync.engine.catch_up import CatchUp
+from leasecron_sync.engine.claiming import Answer, Claimer, LeaseClaimer, OnceClaimer
+from leasecron_sync.engine.context import TIMER_LANE, Context
+from leasecron_sync.engine.decide import Asker, Candidate, Origin, pick
 from leasecron_sync.engine.job import Job
-from leasecron_sync.engine.runtime import LiveRun
+from leasecron_sync.engine.reporting import Reporter
 from leasecron_sync.engine.standby import Standby
 from leasecron_sync.engine.starting import Starter
+from leasecron_sync.engine.time_watch import Passage, TimeWatch
+from leasecron_sync.engine.upkeep import Upkeep
 from leasecron_sync.errors import StoreError
-from leasecron_sync.events import EventName
-from leasecron_sync.model import JobSpan, LeaseReply, OnOverlap, Reason, RunKey, RunState, Verdict
-from leasecron_sync.options import MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT, PRUNE_LIMIT, UPKEEP_MS
-from leasecron_sync.run import moment
+from leasecron_sync.model import (
+    JobSpan,
+    OnOverlap,
+    RunKey,
+    Verdict,
+)
+from leasecron_sync.options import MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT
 
 _logger = logging.getLogger("leasecron_sync.engine.timer")
 
@@ -39,32 +45,35 @@ class TimerLoop:
 
     def __init__(self, context: Context, jobs: list[Job]) -> None:
         self._context = context
-        backend = context.backend
+        backend, options = context.backend, context.options
         self._lease = backend if isinstance(backend, LeaseBackend) else None
         self._claimer: Claimer
-        keep_ms = ON_TIME_MS
         if isinstance(backend, LeaseBackend):
             self._claimer = LeaseClaimer(context, backend)
+            self._agenda = Agenda(ON_TIME_MS)
+            self._expiry = Expiry(None, options.lease_ms)
+            self._catch_up: Optional[CatchUp] = CatchUp(context, backend)
+            self._upkeep: Optional[Upkeep] = Upkeep(context, backend)
         else:
             assert isinstance(backend, ClaimBackend)
             self._claimer = OnceClaimer(context, backend)
-            keep_ms = context.options.claim_window_ms
+            self._agenda = Agenda(options.claim_window_ms, in_order=True)
+            self._expiry = Expiry(options.claim_window_ms, 0)
+            self._catch_up = self._upkeep = None
         self._starter = Starter(context)
+        self._reporter = Reporter(context, self._catch_up)
         self._standby = Standby()
-        self._catch_up = CatchUp(context, self._lease) if self._lease is not None else None
-        self._agenda = Agenda(keep_ms)
-        self._candidates: dict[RunKey, Candidate] = {}
+        self._backlog = Backlog()
         self._backoff = Backoff()
         self._retry_ms = 0
         self._tend_ms: Optional[int] = 0
         self._full_warned = False
-        self._changes_lock = threading.RLock()
+        self._compare_clocks = self._catch_up is None  # on a lease backend a look back does it
+        # Held while the agenda, the backlog and the standby are read or changed, never over a call.
+        self._lock = threading.RLock()
         self._changes: list[tuple[str, Optional[Job]]] = [(job.name, job) for job in jobs]
         self._jobs: dict[str, Job] = {}
-        self._last_now_ms = context.clock.now_ms()
-        self._last_steady_ms = self._planned_ms = context.clock.steady_ms()
-        self._upkeep_ms = self._last_steady_ms + UPKEEP_MS
-        self._claimed_since_upkeep = False
+        self._watch = TimeWatch(context.caller.now_ms(), context.clock.steady_ms())
         self._seen_back_ms: Optional[int] = None
         context.note_unsettled = self.note_unsettled
         context.note_handed_over = self.note_handed_over
@@ -73,25 +82,25 @@ class TimerLoop:
 
     def change(self, name: str, job: Optional[Job]) -> None:
         """Add or replace a job, or remove it (None)."""
-        with self._changes_lock:
+        with self._lock:
             self._changes.append((name, job))
         self._context.wake_timer()
 
     def note_unsettled(self, wait_ms: int) -> None:
         """Look for a waiting run in time; called by workers."""
-        with self._changes_lock:
+        with self._lock:
             self._standby.note(wait_ms, self._context.clock.steady_ms())
         self._context.wake_timer()
 
     def note_handed_over(self, key: RunKey) -> None:
         """Leave a run to other instances for the length of a lease."""
         until_ms = self._context.clock.steady_ms() + self._context.options.lease_ms
-        with self._changes_lock:
+        with self._lock:
             self._standby.handed_over(key, until_ms)
 
     def coming(self) -> dict[str, int]:
         """Return each job's next scheduled time."""
-        with self._changes_lock:
+        with self._lock:
             return self._agenda.coming()
 
     # -- the step ------------------------------------------------------------------------------
@@ -102,52 +111,65 @@ class TimerLoop:
         if self._context.stopping.is_set():
             self._starter.hand_back(last=True)
             return None
-        now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
-        with self._changes_lock:
+        now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
+        with self._lock:
             self._notice_time(now_ms, steady_ms)
             self._apply_changes(now_ms)
             self._collect(now_ms, steady_ms)
-        self._warn_of_stale()
+        self._reporter.stale(self._context.runtime.runs())
         more = False
         if steady_ms >= self._retry_ms:
             try:
-                self._talk()
-                more = self._claim()
-                self._backoff.reset()
+                more = self._round()
             except StoreError:
                 self._retry_ms = clock.steady_ms() + self._backoff.next_ms()
         self._drop_expired()
         return self._delay_ms(more=more)
 
+    def _round(self) -> bool:
+        """Make the calls that are due; tell whether there is more to claim at once."""
+        caller = self._context.caller
+        failing = caller.is_failing(TIMER_LANE)
+        error: Optional[StoreError] = None
+        if failing:
+            # Ask for nothing but an answer: what the outage calls for comes before other calls.
+            caller.call(TIMER_LANE, self._context.backend.probe)
+            with self._lock:
+                self._recover(self._context.clock.steady_ms())
+        try:
+            self._talk()
+        except StoreError as raised:
+            if not failing:
+                raise
+            # The store answers, and refuses one kind of call: claims go on without it.
+            error = raised
+        more = self._claim()
+        if error is not None:
+            raise error
+        self._backoff.reset()
+        if failing:
+            caller.round_ended(TIMER_LANE)
+            self._seen_back_ms = caller.back_at_ms  # this round has done what the outage called for
+        return more
+
     def _notice_time(self, now_ms: int, steady_ms: int) -> None:
         """Compare the clocks: a step back begins the agenda anew, a pause looks back."""
-        stepped_ms = (now_ms - self._last_now_ms) - (steady_ms - self._last_steady_ms)
-        paused_ms = steady_ms - self._planned_ms
-        self._last_now_ms, self._last_steady_ms = now_ms, steady_ms
-        if stepped_ms < -ON_TIME_MS:
-            _logger.warning("the clock was set back step_ms=%d", -stepped_ms)
-            self._agenda.rebase(now_ms)
-            # What the wrong clock called due comes again in its time.
-            self._candidates = {
-                key: item for key, item in self._candidates.items() if item.due_ms <= now_ms
-            }
-            self._look_back(forget=True)
-        elif stepped_ms > ON_TIME_MS or paused_ms > ON_TIME_MS:
-            _logger.warning(
-                "this process was paused or the clock was set ahead paused_ms=%d step_ms=%d",
-                max(0, paused_ms),
-                max(0, stepped_ms),
-            )
-            self._look_back(forget=False)
-        self._notice_back()
-
-    def _notice_back(self) -> None:
-        """After an outage: look back, and let holders renew before anything is taken over."""
+        passage = self._watch.look(now_ms, steady_ms)
+        if passage is Passage.SET_BACK:
+            # What only the wrong clock called due comes again in its time.
+            self._agenda.rebase(now_ms, self._backlog.drop_future(now_ms))
+        if passage is not Passage.ORDINARY:
+            self._look_back(forget=passage is Passage.SET_BACK)
+            self._compare_clocks = self._catch_up is None
         back_ms = self._context.caller.back_at_ms
         if back_ms is not None and back_ms != self._seen_back_ms:
             self._seen_back_ms = back_ms
-            self._standby.hold_off(back_ms + self._context.options.heartbeat_ms)
-            self._look_back(forget=False)
+            self._recover(back_ms)
+
+    def _recover(self, back_ms: int) -> None:
+        """After an outage: look back, and let holders renew before anything is taken over."""
+        self._standby.hold_off(back_ms + self._context.options.heartbeat_ms)
+        self._look_back(forget=False)
 
     def _look_back(self, *, forget: bool) -> None:
         if self._catch_up is not None:
@@ -159,11 +181,9 @@ class TimerLoop:
         added: dict[str, Job] = {}
         for name, job in changes:
             self._agenda.remove(name)
+            self._backlog.remove_job(name)
             self._jobs.pop(name, None)
             added.pop(name, None)
-            self._candidates = {
-                key: item for key, item in self._candidates.items() if key.job != name
-            }
             if job is not None:
                 self._agenda.add(job, now_ms)
                 self._jobs[name] = added[name] = job
@@ -173,292 +193,207 @@ class TimerLoop:
 
     def _collect(self, now_ms: int, steady_ms: int) -> None:
         due, gaps = self._agenda.pop(now_ms)
-        for job, scheduled_ms, due_ms in due:
-            key = RunKey(job.name, scheduled_ms)
-            if key not in self._candidates:
-                self._candidates[key] = Candidate(job, key, due_ms, Origin.ON_TIME, steady_ms)
+        self._backlog.add_due(due, steady_ms)
         if self._catch_up is not None:
             self._catch_up.look_back([gap.job for gap in gaps], forget=False)
         else:
             for gap in gaps:
-                self._report_gap(gap)
+                self._reporter.gap(gap)
 
-    def _report_gap(self, gap: Gap) -> None:
-        """On a claim backend nothing is caught up: what passed too long ago was missed."""
-        found = count(gap.job, gap.from_ms, gap.to_ms)
-        if found.first_ms is not None and found.last_ms is not None:
-            self._context.emit(
-                "run_missed",
-                RunKey(gap.job.name, found.last_ms),
-                reason=Reason.TOO_OLD.value,
-                count=found.number,
-                first_time=moment(found.first_ms),
-                at_least=found.at_least,
-            )
-
-    def _warn_of_stale(self) -> None:
-        for live in self._context.runtime.runs():
-            if live.stale and not live.warned:
-                live.warned = True
-                self._warn(live)
-
-    def _warn(self, live: LiveRun) -> None:
-        _logger.warning(
-            "a handler goes on although its run is lost, past its time limit or given up; it keeps "
-            "its slot job=%r scheduled_time=%s age_ms=%d thread=%r",
-            live.key.job,
-            moment(live.key.scheduled_ms).isoformat(),
-            self._context.clock.steady_ms() - live.began_ms,
-            live.thread.name if live.thread is not None else "",
-        )
-
-    # -- store calls besides claims --------------------------------------------------------------
+    # -- store calls besides claims ------------------------------------------------------------
 
     def _talk(self) -> None:
         """Make the calls that are due, each at most once."""
-        if self._context.caller.down_since_ms is not None:
-            # Ask for nothing but an answer: what the outage calls for comes before other calls.
-            self._context.caller.call(LANE, self._context.backend.probe)
-            with self._changes_lock:
-                self._notice_back()
         self._starter.hand_back()
+        if self._compare_clocks:
+            self._compare()
         if self._catch_up is not None:
+            clock = self._context.clock
             found = self._catch_up.step()
-            with self._changes_lock:
-                self._take_up(found)
+            with self._lock:
+                now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
+                self._backlog.drop_known(found.known)
+                self._backlog.add_owed(found.owed, now_ms, steady_ms)
+                for item in found.coming:
+                    self._agenda.expect(item.job, item.key.scheduled_ms)
                 if found.unsettled:
-                    self._standby.note(0, self._context.clock.steady_ms())
+                    self._standby.note(0, steady_ms)
             self._ask_pending()
-            self._upkeep()
+            if self._upkeep is not None and self._upkeep.step():
+                # A run that nobody told this instance of is found here at the latest.
+                with self._lock:
+                    self._standby.note(0, clock.steady_ms())
         self._tend()
 
-    def _take_up(self, found: Found) -> None:
-        for key in found.known:
-            known = self._candidates.get(key)
-            # Claimed by somebody: left to `pending`, which holders may forestall by renewing. What
-            # may have been granted to this instance is asked for again.
-            if known is not None and not known.unknown and known.origin is not Origin.UNSETTLED:
-                del self._candidates[key]
-        for item in found.owed:
-            known = self._candidates.get(item.key)
-            if known is None:
-                self._candidates[item.key] = item
-            elif self._context.clock.now_ms() - known.due_ms > ON_TIME_MS:
-                # It is late by now: its window is judged from the moment it was found.
-                known.origin, known.found_ms = Origin.CAUGHT_UP, item.found_ms
+    def _compare(self) -> None:
+        clock = self._context.clock
+        sent_ms, sent_steady_ms = clock.now_ms(), clock.steady_ms()
+        info = self._context.caller.call(TIMER_LANE, self._context.backend.probe)
+        self._compare_clocks = False
+        if info.store_ms is not None:
+            self._context.caller.compare_clocks(info.store_ms, sent_ms, sent_steady_ms)
 
     def _ask_pending(self) -> None:
         clock, lease = self._context.clock, self._lease
-        ask_ms = self._standby.ask_ms()
-        if lease is None or ask_ms is None or ask_ms > clock.steady_ms() or not self._jobs:
-            return
-        names = sorted(self._jobs)
-        pending = self._context.caller.call(LANE, lambda: lease.pending(names, PENDING_LIMIT))
-        steady_ms = clock.steady_ms()
-        with self._changes_lock:
-            keys = self._standby.answered(pending, PENDING_LIMIT, steady_ms)
-            for key in keys:
-                job = self._jobs.get(key.job)
-                if job is not None and key not in self._candidates:
-                    due_ms = job.due_ms(key.scheduled_ms)
-                    self._candidates[key] = Candidate(job, key, due_ms, Origin.UNSETTLED, steady_ms)
-
-    def _upkeep(self) -> None:
-        """Prune in small steps, after claims only: an idle scheduler asks its store nothing."""
-        lease, steady_ms = self._lease, self._context.clock.steady_ms()
-        if lease is None or not self._claimed_since_upkeep or steady_ms < self._upkeep_ms:
-            return
-        history_ms = self._context.options.history_ms
-        pruned = self._context.caller.call(LANE, lambda: lease.prune(history_ms, PRUNE_LIMIT))
-        for key in pruned.abandoned:
-            self._context.emit("run_failed", key, reason=Reason.ABANDONED.value)
-        full = pruned.deleted >= PRUNE_LIMIT
-        self._upkeep_ms = steady_ms + (DEFER_MS if full else UPKEEP_MS)
-        self._claimed_since_upkeep = full
-        # A run that nobody told this instance of is found here at the latest.
-        with self._changes_lock:
-            self._standby.note(0, steady_ms)
+        with self._lock:
+            ask_ms = self._standby.ask_ms()
+            due = ask_ms is not None and ask_ms <= clock.steady_ms() and bool(self._jobs)
+            if lease is None or not due:
+                return
+            self._standby.asking(clock.steady_ms())
+            names = sorted(self._jobs)
+        try:
+            pending = self._context.caller.call(
+                TIMER_LANE, lambda: lease.pending(names, PENDING_LIMIT)
+            )
+        except StoreError:
+            with self._lock:
+                self._standby.note(0, clock.steady_ms())
+            raise
+        with self._lock:
+            keys = self._standby.answered(pending, PENDING_LIMIT, clock.steady_ms())
+            self._backlog.add_unsettled(keys, self._jobs, clock.steady_ms())
 
     def _tend(self) -> None:
         steady_ms = self._context.clock.steady_ms()
         if self._tend_ms is None or steady_ms < self._tend_ms:
             return
-        again_ms = self._context.caller.call(LANE, self._context.backend.tend)
+        again_ms = self._context.caller.call(TIMER_LANE, self._context.backend.tend)
         self._tend_ms = None if again_ms is None else steady_ms + again_ms
 
-    # -- claims ----------------------------------------------------------------------------------
+    # -- claims --------------------------------------------------------------------------------
 
     def _claim(self) -> bool:
         """Claim one slice; tell whether there is more to claim at once."""
         context = self._context
-        runtime, options = context.runtime, context.options
-        steady_ms = context.clock.steady_ms()
-        now_ms = context.clock.now_ms()
-        with self._changes_lock:
-            askable = [
-                item
-                for item in self._candidates.values()
-                if not runtime.bars_asking(
-                    item.job,
-                    item.key,
-                    deferring=item.on_overlap(now_ms) is OnOverlap.DEFER,
-                    caught_up=item.origin is Origin.CAUGHT_UP,
-                )
-            ]
-        free = options.max_concurrent_runs - runtime.taken()
-        chosen = pick(askable, free, context.instance_id, steady_ms, in_order=self._lease is None)
-        self._warn_when_full(starved=chosen.starved)
+        now_ms, steady_ms = context.caller.now_ms(), context.clock.steady_ms()
+        free = context.options.max_concurrent_runs - context.runtime.taken()
+        asker = Asker(context.instance_id, free, now_ms, steady_ms, in_order=self._lease is None)
+        with self._lock:
+            chosen = pick(self._backlog.filtered(lambda item: self._may_ask(item, asker)), asker)
+        self._warn_when_full(starved=chosen.starved, free=free)
         if not chosen.candidates:
             return False
         try:
             answers = self._claimer.claim(chosen.candidates, steady_ms)
         except StoreError:
-            with self._changes_lock:
+            with self._lock:
                 for item in chosen.candidates:  # `pending` will name these again
                     if item.origin is Origin.UNSETTLED and not item.unknown:
-                        self._candidates.pop(item.key, None)
+                        self._backlog.discard(item)
                 self._standby.note(0, steady_ms)
             raise
-        self._claimed_since_upkeep = True
+        if self._upkeep is not None:
+            self._upkeep.note_claim()
         for answer in answers:
             self._take(answer, steady_ms)
         return chosen.more or any(answer.reply.verdict is not Verdict.EARLY for answer in answers)
 
-    def _warn_when_full(self, *, starved: bool) -> None:
+    def _may_ask(self, item: Candidate, asker: Asker) -> bool:
+        return not self._context.runtime.bars_asking(
+            item.job,
+            item.key,
+            deferring=item.on_overlap(asker.now_ms, asker.steady_ms) is OnOverlap.DEFER,
+            caught_up=item.origin is Origin.CAUGHT_UP,
+        )
+
+    def _warn_when_full(self, *, starved: bool, free: int) -> None:
         if starved and not self._full_warned:
+            self._full_warned = True
             _logger.warning(
                 "every slot of this instance is taken, due runs wait max_concurrent_runs=%d",
                 self._context.options.max_concurrent_runs,
             )
-        self._full_warned = starved
+        elif free > 0 and not starved:
+            self._full_warned = False
 
     def _take(self, answer: Answer, sent_ms: int) -> None:
         """Act on the answer to one claim."""
         item, reply = answer
-        context = self._context
+        steady_ms = self._context.clock.steady_ms()
         item.unknown = item.refused = False
         item.decision_id = ""
-        steady_ms = context.clock.steady_ms()
         kept = False
         if reply.verdict is Verdict.GRANTED:
             self._starter.start(item, reply, sent_ms)
         elif reply.verdict is Verdict.EARLY:
+            caller = self._context.caller
+            sent_now_ms = caller.now_ms() - (steady_ms - sent_ms)
+            caller.note_early(sent_now_ms - item.due_ms + reply.wait_ms)
+            item.due_steady_ms = steady_ms + reply.wait_ms
             item.ask_ms, kept = steady_ms + min(max(1, reply.wait_ms), MAX_WAIT_MS), True
         elif reply.verdict is Verdict.DEFERRED and reply.state is None:
             # It has no record, so nobody but this instance will come back to it.
             item.ask_ms, item.deferred = steady_ms + min(max(50, reply.wait_ms), DEFER_MS), True
             kept = True
-        elif reply.verdict is Verdict.SETTLED:
-            self._report_settled(item, reply)
-        elif reply.verdict is Verdict.TOO_OLD:
-            self._miss(item, Reason.TOO_OLD)
-        elif reply.verdict is Verdict.REJECTED:
-            _logger.error("a run was refused job=%r reason=%r", item.key.job, reply.reason)
-            self._miss(item, Reason.UNKNOWN_OUTCOME)
         else:
-            _logger.debug(
-                "not won job=%r scheduled_ms=%d verdict=%s",
-                item.key.job,
-                item.key.scheduled_ms,
-                reply.verdict.value,
-            )
-        for key in reply.abandoned:
-            context.emit("run_failed", key, reason=Reason.ABANDONED.value)
-        with self._changes_lock:
-            if not kept and self._candidates.get(item.key) is item:
-                del self._candidates[item.key]
+            self._reporter.refused(answer)
+        self._reporter.abandoned(answer)
+        with self._lock:
+            if not kept:
+                self._backlog.discard(item)
             if reply.unsettled:
                 self._standby.note(reply.wait_ms or DEFER_MS, steady_ms)
 
-    def _report_settled(self, item: Candidate, reply: LeaseReply) -> None:
-        """Report what this instance's command decided; others' decisions are theirs to report."""
-        if not reply.fresh:
-            return
-        name: EventName = "run_skipped" if reply.state is RunState.SKIPPED else "run_failed"
-        self._context.emit(name, item.key, reason=reply.reason)
-
-    def _miss(self, item: Candidate, reason: Reason) -> None:
-        self._context.emit("run_missed", item.key, reason=reason.value)
-        if self._catch_up is not None:
-            self._catch_up.note_reported(item.key)
-
     def _drop_expired(self) -> None:
         """Give up what this instance could not ask for until it was too old."""
-        clock = self._context.clock
-        now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
-        with self._changes_lock:
-            expired = [
-                item for item in self._candidates.values() if self._expired(item, now_ms, steady_ms)
-            ]
-            expired += self._surplus({item.key for item in expired})
+        context, clock = self._context, self._context.clock
+        down = context.caller.is_failing(TIMER_LANE)
+        with self._lock:
+            expired = self._backlog.take_expired(
+                self._expiry, context.caller.now_ms(), clock.steady_ms()
+            )
             for item in expired:
-                del self._candidates[item.key]
-        known = self._known_to_store(expired)
+                if item.unknown and self._lease is not None:
+                    self._standby.expect_lapse(item.tried_ms + context.options.lease_ms + 1)
+        known = self._known_to_store([] if down else expired)
         for item in expired:
             if item.key not in known and item.origin is not Origin.UNSETTLED:
-                self._miss(item, item.missed_for())
-
-    def _expired(self, item: Candidate, now_ms: int, steady_ms: int) -> bool:
-        options = self._context.options
-        if item.origin is Origin.UNSETTLED:
-            # An answer that never came: after a lease nothing is left of the decision.
-            return steady_ms - item.found_ms > options.lease_ms
-        if self._lease is None:
-            return now_ms - item.due_ms > options.claim_window_ms
-        return now_ms - item.due_ms > item.max_age_ms(steady_ms)
-
-    def _surplus(self, gone: set[RunKey]) -> list[Candidate]:
-        """Return the oldest runs of jobs that have more waiting than may be made up for."""
-        by_job: dict[str, list[Candidate]] = {}
-        for item in self._candidates.values():
-            if item.key not in gone and item.origin is not Origin.UNSETTLED:
-                by_job.setdefault(item.key.job, []).append(item)
-        surplus = []
-        for items in by_job.values():
-            limit = items[0].job.options.catch_up_limit
-            if len(items) > limit:
-                items.sort(key=lambda item: item.key)
-                surplus += items[: len(items) - limit]
-        return surplus
+                item.refused = item.refused or down
+                self._reporter.missed(item, item.missed_for())
 
     def _known_to_store(self, expired: list[Candidate]) -> set[RunKey]:
         """Return those of which the store has a record; nothing is missed that somebody ran."""
         lease = self._lease
-        if lease is None or not expired or self._context.caller.down_since_ms is not None:
+        if lease is None or not expired:
             return set()
         spans = [
             JobSpan(item.key.job, item.key.scheduled_ms, item.key.scheduled_ms) for item in expired
         ]
         try:
-            states = self._context.caller.call(LANE, lambda: lease.states(spans))
+            states = self._context.caller.call_all(
+                TIMER_LANE, lambda: lease.states(spans), len(spans)
+            )
         except StoreError:
             return set()
+        if any(not state.settled for found in states for state in found.values()):
+            with self._lock:
+                self._standby.note(0, self._context.clock.steady_ms())
         return {item.key for item, found in zip(expired, states) if found}
 
-    # -- the next step ---------------------------------------------------------------------------
+    # -- the next step -------------------------------------------------------------------------
 
     def _delay_ms(self, *, more: bool) -> int:
         clock = self._context.clock
-        now_ms, steady_ms = clock.now_ms(), clock.steady_ms()
+        now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
+        steady: list[Optional[int]] = [self._tend_ms]
         delays = [MAX_WAIT_MS]
-        with self._changes_lock:
+        with self._lock:
             next_ms = self._agenda.next_ms()
             if next_ms is not None:
                 delays.append(next_ms - now_ms)
-            steady: list[Optional[int]] = [self._tend_ms, self._standby.ask_ms()]
-            steady += [item.ask_ms for item in self._candidates.values() if item.ask_ms > steady_ms]
-            if self._changes:
-                more = True
-        if self._catch_up is not None and self._catch_up.wanted:
-            steady.append(steady_ms)
+            if self._lease is not None and self._jobs:
+                steady.append(self._standby.ask_ms())
+            steady.append(self._backlog.next_ask_ms(steady_ms))
+            if self._backlog:  # those without a slot are looked at again at least this often
+                steady.append(steady_ms + DEFER_MS)
+            more = more or bool(self._changes)
         if self._starter.handing_back:
             steady.append(steady_ms + DEFER_MS)
-        if more:
+        if more or (self._catch_up is not None and self._catch_up.wanted):
             steady.append(steady_ms)
-        if self._candidates:  # those without a slot are looked at again at least this often
-            steady.append(steady_ms + DEFER_MS)
         # While the store does not answer, the next call is made when the backoff says so.
         delays += [max(ms, self._retry_ms) - steady_ms for ms in steady if ms is not None]
         delay_ms = max(0, min(delays))
-        self._planned_ms = steady_ms + delay_ms
+        self._watch.plan(steady_ms + delay_ms)
         return delay_ms

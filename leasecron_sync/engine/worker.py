@@ -12,7 +12,14 @@ from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.caller import Backoff
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.runtime import LiveRun
-from leasecron_sync.errors import HandOver, RunLost, RunStopping, RunTimeLimit, StoreError
+from leasecron_sync.errors import (
+    HandOver,
+    OutcomeUnknown,
+    RunLost,
+    RunStopping,
+    RunTimeLimit,
+    StoreError,
+)
 from leasecron_sync.model import Lease, Outcome, Reason, RunState, Settlement, SettleReply
 from leasecron_sync.options import MAX_REASON
 from leasecron_sync.protocol.transition import MAX_RETRY_DELAY_MS
@@ -148,6 +155,7 @@ class Settling:
         self._lane = f"settle {live.key.job} {live.key.scheduled_ms}"
         self._backoff: Optional[Backoff] = None
         self._unknown = False
+        self._settlement = self._make_settlement()  # once: a repeat asks for the same wait
         self._until_ms = context.clock.steady_ms() + live.job.takeover_ms
 
     def step(self) -> Optional[int]:
@@ -158,7 +166,7 @@ class Settling:
             return None
         backend = context.backend
         assert isinstance(backend, LeaseBackend)
-        settlement = self._settlement(lease)
+        settlement = self._settlement
         try:
             reply = context.caller.call(self._lane, lambda: backend.settle(lease.ref, settlement))
         except StoreError as error:
@@ -167,15 +175,15 @@ class Settling:
         self._report(reply)
         return None
 
-    def _settlement(self, lease: Lease) -> Settlement:
-        delay_ms = 0
-        if self._ending.outcome is Outcome.FAILED:
+    def _make_settlement(self) -> Settlement:
+        lease, delay_ms = self._live.lease, 0
+        if self._ending.outcome is Outcome.FAILED and lease is not None:
             delay_ms = retry_delay_ms(lease, self._live.job.options.retry_delay_ms)
         return Settlement(self._ending.outcome, self._ending.reason, delay_ms)
 
     def _failed(self, error: StoreError) -> Optional[int]:
         context, live = self._context, self._live
-        self._unknown = True
+        self._unknown = self._unknown or isinstance(error, OutcomeUnknown)
         over = live.give_up.is_set() or context.clock.steady_ms() >= self._until_ms
         if not over:
             if self._backoff is None:
@@ -190,7 +198,8 @@ class Settling:
             self._ending.outcome.value,
             str(error),
         )
-        context.emit_of("run_lost", live, reason=Reason.UNKNOWN_OUTCOME.value)
+        self._tell_unknown()
+        context.note_unsettled(0)
         return None
 
     def _report(self, reply: SettleReply) -> None:
@@ -198,7 +207,7 @@ class Settling:
         if not reply.accepted:
             if self._unknown:
                 # An earlier try may have been accepted, and the run claimed by another since.
-                context.emit_of("run_lost", live, reason=Reason.UNKNOWN_OUTCOME.value)
+                self._tell_unknown()
             else:
                 live.control.refuse()
         elif reply.state is RunState.FINISHED:
@@ -219,6 +228,10 @@ class Settling:
             if ending.outcome is Outcome.HANDED_OVER:
                 context.note_handed_over(live.key)
             context.note_unsettled(reply.wait_ms)
+
+    def _tell_unknown(self) -> None:
+        if not self._live.control.known_lost:  # a loss is told once
+            self._context.emit_of("run_lost", self._live, reason=Reason.UNKNOWN_OUTCOME.value)
 
     def _report_claimed(self) -> None:
         """A claim backend keeps nothing: the end is only reported."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Any, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
@@ -115,7 +115,7 @@ class ManualScheduler:
             inner = inner.inner
         if isinstance(inner, (MemoryLease, SQLiteLease, MemoryClaim)):
             inner._now_ms = self._store_clock.now_ms  # noqa: SLF001
-        instance_id = secrets.token_hex(6)
+        instance_id = os.urandom(6).hex()
         backend.open(BackendSettings(options.namespace, instance_id, options.call_timeout_ms))
         self._context = Context(
             instance_id,

@@ -1,0 +1,51 @@
+"""Prunes the store's history in small steps."""
+
+from __future__ import annotations
+
+from leasecron_sync.backends.base import LeaseBackend
+from leasecron_sync.engine.context import TIMER_LANE, Context
+from leasecron_sync.model import Reason
+from leasecron_sync.options import PRUNE_LIMIT, UPKEEP_MS
+
+MORE_MS = 1_000
+"""After a step that deleted as much as it may, the next one comes this soon."""
+
+
+class Upkeep:
+    """Prunes after claims only: an idle scheduler asks its store nothing.
+
+    Args:
+        context: This start of the scheduler.
+        backend: Its lease backend.
+    """
+
+    def __init__(self, context: Context, backend: LeaseBackend) -> None:
+        self._context = context
+        self._backend = backend
+        self._next_ms = context.clock.steady_ms() + UPKEEP_MS
+        self._claimed = False
+
+    def note_claim(self) -> None:
+        """Note that something was claimed."""
+        self._claimed = True
+
+    def step(self) -> bool:
+        """Prune if it is time; tell whether the store was asked.
+
+        Raises:
+            StoreError: The store did not answer; it is asked again after a while only.
+        """
+        context, steady_ms = self._context, self._context.clock.steady_ms()
+        if not self._claimed or steady_ms < self._next_ms:
+            return False
+        self._next_ms = steady_ms + UPKEEP_MS
+        history_ms = context.options.history_ms
+        pruned = context.caller.call(
+            TIMER_LANE, lambda: self._backend.prune(history_ms, PRUNE_LIMIT)
+        )
+        for key in pruned.abandoned:
+            context.emit("run_failed", key, reason=Reason.ABANDONED.value)
+        self._claimed = pruned.deleted >= PRUNE_LIMIT
+        if self._claimed:
+            self._next_ms = steady_ms + MORE_MS
+        return True
