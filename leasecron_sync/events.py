@@ -94,7 +94,8 @@ class EventHub:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant, since a signal handler may stop what its own thread is using.
+        self._lock = threading.RLock()
         self._listeners: dict[str, tuple[Listener, ...]] = {}
         self._queue: Optional[queue.Queue[Optional[Event]]] = None
         self._thread: Optional[threading.Thread] = None
@@ -143,7 +144,8 @@ class EventHub:
             waiting.put(None, timeout=timeout_s)
         except queue.Full:
             _logger.warning("listeners did not keep up, events left events=%d", waiting.qsize())
-            return
+            _empty(waiting)
+            waiting.put(None)
         if thread is not threading.current_thread():
             thread.join(timeout_s)
             if thread.is_alive():
@@ -151,7 +153,7 @@ class EventHub:
 
     def discard(self) -> None:
         """Forget thread and lock, in a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._queue = self._thread = None
         self._running = False
 
@@ -207,6 +209,14 @@ class EventHub:
                 listener(event)
             except BaseException:  # a listener's SystemExit must not end this thread either
                 _logger.exception("a listener raised event=%s", event.name)
+
+
+def _empty(waiting: queue.Queue[Optional[Event]]) -> None:
+    try:
+        while True:
+            waiting.get_nowait()
+    except queue.Empty:
+        pass
 
 
 def _fields(event: Event) -> str:

@@ -7,6 +7,7 @@ what type checkers and editors read.
 from __future__ import annotations
 
 import logging
+import select
 import signal
 import threading
 import weakref
@@ -511,30 +512,31 @@ class Scheduler(Generic[B_co]):
         Raises:
             SchedulerStateError: It is started already.
         """
-        asked = threading.Event()
+        asked: list[int] = []
         lifecycle = self._lifecycle
         restore = self._catch_signals(asked)
         try:
             self.start()
             _logger.info("ready, waiting for SIGTERM or SIGINT backend=%r", self._backend)
-            while not asked.is_set() and lifecycle.state is not State.STOPPED:
-                self._clock.wait(asked, 500)
+            while not asked and lifecycle.state is not State.STOPPED:
+                _pause()
             self.stop()
-            lifecycle.stopped.wait()
+            while lifecycle.state is not State.STOPPED:  # another thread is stopping it
+                _pause()
         finally:
             restore()
 
-    def _catch_signals(self, asked: threading.Event) -> Callable[[], None]:
+    def _catch_signals(self, asked: list[int]) -> Callable[[], None]:
         """Note the first signal and die of the second; return what undoes it."""
         if threading.current_thread() is not threading.main_thread():
             _logger.info("not in the main thread, signals are left alone: call stop() to end")
             return lambda: None
 
-        def note(_number: int, _frame: Optional[FrameType]) -> None:
-            # Only a flag: a signal handler may interrupt code that holds any lock.
-            asked.set()
-            for number in before:
-                signal.signal(number, signal.SIG_DFL)
+        def note(number: int, _frame: Optional[FrameType]) -> None:
+            # Only a note: a signal handler may interrupt code that holds any lock.
+            asked.append(number)
+            for other in before:
+                signal.signal(other, signal.SIG_DFL)
 
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:
@@ -542,7 +544,8 @@ class Scheduler(Generic[B_co]):
 
         def restore() -> None:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if handler is not None:  # set by other code than Python's
+                    signal.signal(number, handler)
 
         return restore
 
@@ -642,6 +645,7 @@ class Scheduler(Generic[B_co]):
 
 
 MAX_HISTORY = 10_000
+PAUSE_S = 0.2
 
 
 def _taken(backend: Union[Backend, str]) -> Backend:
@@ -657,6 +661,11 @@ def _taken(backend: Union[Backend, str]) -> Backend:
         message = f"{backend!r} serves another scheduler already: give each its own backend object"
         raise ValueError(message)
     return backend
+
+
+def _pause() -> None:
+    """Wait a moment without a lock, since a signal handler that stops may want any."""
+    select.select((), (), (), PAUSE_S)
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -6,6 +6,7 @@ import logging
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
@@ -48,9 +49,24 @@ _clock = SystemClock()
 BRIDGED_STEP_MS = 10_000
 """The host's clock may step back this far before the newest time in the file is given up."""
 
-# Connections inherited over a fork. Closing one in the child would release locks of the parent's
-# file and might remove its write-ahead log, so they stay referenced, and unused, for ever.
+FORK_S = 5.0
+"""How long a fork waits for a call that is under way."""
+
+CLOSE_S = 0.1
+"""How long closing waits for a call that is under way."""
+
+# SQLite keeps account of a process's locks by file. A child that inherits the account with a
+# connection believes in locks that it does not have, whatever connections it opens itself; a
+# process that thinks it is the last one may then take the log away from under it. So there is
+# nothing to inherit: every connection is closed before a fork, and made anew when it is needed.
+_stores: weakref.WeakSet[SQLiteLease] = weakref.WeakSet()
+_held: list[_Lane] = []
+_hooked = threading.Lock()
+
+# Where a call did not end in time for that, its connection stays referenced in the child, and
+# unused, for ever: closing it could harm the parent's file.
 _INHERITED: list[sqlite3.Connection] = []
+_inherited_files: set[tuple[int, int]] = set()
 
 # A write locks the file at once: a transaction that begins as a reader cannot wait for its turn.
 WRITE = "BEGIN IMMEDIATE"
@@ -120,6 +136,14 @@ class SQLiteLease(LeaseBackend):
         self._make_lanes()
         self._identity: Optional[tuple[int, int]] = None
         self._store_id = ""
+        _stores.add(self)
+        if _hooked.acquire(blocking=False):  # once in a process, and its children
+            os.register_at_fork(
+                before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child
+            )
+
+    def _lanes(self) -> tuple[_Lane, _Lane, _Lane]:
+        return self._timer_lane, self._renew_lane, self._settle_lane
 
     def _make_lanes(self) -> None:
         self._timer_lane = _Lane()
@@ -135,18 +159,20 @@ class SQLiteLease(LeaseBackend):
 
     def close(self) -> None:
         self._settings = None
-        for lane in (self._timer_lane, self._renew_lane, self._settle_lane):
-            # A thread that is stuck in a call keeps its lane; its connection goes with it.
-            if lane.lock.acquire(timeout=1.0):
+        for lane in self._lanes():
+            # A thread that is still in a call drops its connection when the call ends.
+            if lane.lock.acquire(timeout=CLOSE_S):
                 try:
                     lane.drop()
                 finally:
                     lane.lock.release()
 
     def discard(self) -> None:
-        for lane in (self._timer_lane, self._renew_lane, self._settle_lane):
+        for lane in self._lanes():
             if lane.connection is not None:
-                _INHERITED.append(lane.connection)  # noqa: PERF401 - as said above
+                _INHERITED.append(lane.connection)
+                if lane.identity is not None:
+                    _inherited_files.add(lane.identity)
         self._make_lanes()
         self._settings = None
 
@@ -238,6 +264,8 @@ class SQLiteLease(LeaseBackend):
             lane.drop()
             raise
         finally:
+            if self._settings is None:  # closed meanwhile
+                lane.drop()
             lane.lock.release()
 
     def _transaction(
@@ -297,6 +325,12 @@ class SQLiteLease(LeaseBackend):
         # Leaves a quarter for the work itself, so that the call ends within its time-out.
         busy_ms = max(1, (deadline_ms - _clock.steady_ms()) * 3 // 4)
         if lane.connection is None or lane.tables is None:
+            if self._file_identity() in _inherited_files:
+                message = (
+                    f"this process was forked while a call on the SQLite file {self._path!r} hung, "
+                    "and cannot use the file: start a new process"
+                )
+                raise StoreUnsupported(message)
             lane.connection = sqlite3.connect(
                 self._path, timeout=busy_ms / 1000, isolation_level=None, check_same_thread=False
             )
@@ -370,6 +404,26 @@ class SQLiteLease(LeaseBackend):
             return StoreRejected(message)
         # Nothing was committed: the transaction was rolled back, or never began.
         return StoreUnavailable(message)
+
+
+def _before_fork() -> None:
+    """Close every connection, each when its call has ended; a call has its own time-out."""
+    for store in list(_stores):
+        for lane in store._lanes():  # noqa: SLF001 - of this module
+            if lane.lock.acquire(timeout=FORK_S):
+                _held.append(lane)
+                lane.drop()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().lock.release()
+
+
+def _in_child() -> None:
+    _held.clear()
+    for store in list(_stores):
+        store.discard()
 
 
 def _meta(connection: sqlite3.Connection) -> dict[str, str]:

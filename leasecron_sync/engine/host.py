@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -19,6 +20,9 @@ class Forkable(Protocol):
         ...
 
 
+EXIT_PRIORITY = 100
+"""Before multiprocessing's own clean-up, whose priorities are lower."""
+
 _forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _hooked = threading.Event()
 
@@ -34,6 +38,21 @@ def reset_after_fork(forkable: Forkable) -> None:
 def _in_child() -> None:
     for forkable in list(_forkables):
         forkable.after_fork()
+
+
+def call_at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Call a function when this process ends; return what cancels that.
+
+    A child of multiprocessing ends without the functions of ``atexit``, and has its own way.
+    """
+    util: Any = sys.modules.get("multiprocessing.util")
+    process: Any = sys.modules.get("multiprocessing.process")
+    if util is None or process is None or process.parent_process() is None:
+        atexit.register(function)
+        return lambda: atexit.unregister(function)
+    finalizer = util.Finalize(None, function, exitpriority=EXIT_PRIORITY)
+    cancel: Callable[[], None] = finalizer.cancel
+    return cancel
 
 
 def defer_to_workers(start: Callable[[], None]) -> bool:

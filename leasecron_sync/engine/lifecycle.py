@@ -13,24 +13,28 @@ Every combination has one meaning:
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
 from enum import Enum
-from typing import Optional
+from typing import Callable, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend, LeaseBackend
 from leasecron_sync.clock import Clock
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
-from leasecron_sync.engine.host import defer_to_workers
+from leasecron_sync.engine.host import call_at_exit, defer_to_workers
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.loop import LoopThread
 from leasecron_sync.engine.runtime import LiveRun, Runtime
 from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.engine.worker import execute
-from leasecron_sync.errors import SchedulerStateError, StoreError, StoreUnsupported
+from leasecron_sync.errors import (
+    MissingDependency,
+    SchedulerStateError,
+    StoreError,
+    StoreUnsupported,
+)
 from leasecron_sync.events import EventHub
 from leasecron_sync.options import EXIT_STOP_S, SchedulerOptions
 from leasecron_sync.run import moment
@@ -66,6 +70,7 @@ class Started:
         context.wake_timer = self.timer_thread.wake
         self.heartbeat_thread: Optional[LoopThread] = None
         self._beats_end = threading.Event()
+        self.stop_once = threading.Lock()  # taken, and never released, by whoever stops this start
         if isinstance(context.backend, LeaseBackend):
             heartbeat = HeartbeatLoop(context, context.backend)
             self.heartbeat_thread = LoopThread(
@@ -113,6 +118,7 @@ class Lifecycle:
         # Reentrant, since a signal handler may stop what its own thread is just starting.
         self._lock = threading.RLock()
         self._stop_asked = False
+        self._cancel_exit: Callable[[], None] = _nothing
         self.state = State.STOPPED
         self.runtime = Runtime(clock)
         self.started: Optional[Started] = None
@@ -142,9 +148,9 @@ class Lifecycle:
                 self.state = State.STOPPED
                 self._backend.close()
                 raise
-            self.state = State.RUNNING
             self.stopped.clear()
-            atexit.register(self._at_exit)
+            self._cancel_exit = call_at_exit(self._at_exit)
+            self.state = State.RUNNING
             stop_asked = self._stop_asked
         if stop_asked:
             self.stop(0.0)
@@ -198,6 +204,11 @@ class Lifecycle:
                 str(error),
             )
             return
+        except MissingDependency:
+            raise
+        except Exception:
+            _logger.exception("the backend let a foreign error escape")
+            return
         for warning in info.warnings:
             _logger.warning("the store is not set up safely finding=%r", warning)
         backend, window_ms = self._backend, self._options.claim_window_ms
@@ -218,16 +229,20 @@ class Lifecycle:
         try:
             if self.state is State.STARTING:
                 self._stop_asked = True
-            if self.state is not State.RUNNING or self.started is None:
+            started = self.started
+            if self.state is not State.RUNNING or started is None:
+                return
+            # In one step: a signal handler may come between any two others, and stop as well.
+            if not started.stop_once.acquire(blocking=False):
                 return
             self.state = State.STOPPING
             try:
-                self._stop(self.started, timeout_s)
+                self._stop(started, timeout_s)
             finally:
                 self.started = None
                 self.state = State.STOPPED
                 self.stopped.set()
-                atexit.unregister(self._at_exit)
+                self._cancel_exit()
         finally:
             self._lock.release()
 
@@ -238,29 +253,52 @@ class Lifecycle:
         def left_s() -> float:
             return max(0.0, (end_ms - self._clock.steady_ms()) / 1000)
 
-        # No more claims; what is granted from here on goes back.
-        context.stopping.set()
-        started.timer_thread.wake()
-        if not isinstance(self._backend, LeaseBackend):
-            # Nobody can take a run over, so it gets most of the time to end by itself.
-            self.runtime.wait_until_empty(instance_id, timeout_s * 0.8)
-        self._tell(instance_id)
-        started.timer_thread.join(left_s())
-        # A run may have begun while the timer was still in its last step.
-        self._tell(instance_id)
-        given_up = self.runtime.wait_until_empty(instance_id, left_s())
-        for live in given_up:
-            live.given_up = True
-            live.give_up.set()
-            self._warn(live, timeout_s)
+        try:
+            # No more claims; what is granted from here on goes back.
+            context.stopping.set()
+            started.timer_thread.wake()
+            if not isinstance(self._backend, LeaseBackend):
+                # Nobody can take a run over, so it gets most of the time to end by itself.
+                self.runtime.wait_until_empty(instance_id, timeout_s * 0.8)
+            self._tell(instance_id)
+            started.timer_thread.join(left_s())
+            # A run may have begun while the timer was still in its last step.
+            self._tell(instance_id)
+            self.runtime.wait_until_empty(instance_id, left_s())
+        finally:
+            # Also when a signal's exception comes through: nothing goes on behind its back.
+            self._end(started, timeout_s, left_s())
+
+    def _end(self, started: Started, timeout_s: float, left_s: float) -> None:
+        """Give up what still runs, and end the threads."""
+        instance_id = started.context.instance_id
+        left_behind = 0
+        for live in self.runtime.runs():
+            if live.instance_id == instance_id:
+                left_behind += 1
+                live.given_up = True
+                live.control.stop()
+                live.give_up.set()
+                self._warn(live, timeout_s)
         started.end_beats()
-        join_s = JOIN_S + left_s()
+        # One grace for all of them: what hangs, hangs in a call that ends by its own time-out.
+        end_ms = self._clock.steady_ms() + round((JOIN_S + left_s) * 1000)
+
+        def grace_s() -> float:
+            return max(0.0, (end_ms - self._clock.steady_ms()) / 1000)
+
         for loop in started.threads():
-            if not loop.join(join_s):
+            if not loop.join(grace_s()):
                 _logger.warning("a thread is still in a call thread=%r", loop.thread.name)
-        self._hub.stop(min(JOIN_S + left_s(), 2.0))
-        self._backend.close()
-        _logger.info("scheduler stopped instance=%s left_behind=%d", instance_id, len(given_up))
+        for thread in self.runtime.ending():
+            if thread is not threading.current_thread():
+                thread.join(grace_s())
+        self._hub.stop(min(JOIN_S, max(0.1, grace_s())))
+        try:
+            self._backend.close()
+        except Exception:
+            _logger.exception("closing the backend failed")
+        _logger.info("scheduler stopped instance=%s left_behind=%d", instance_id, left_behind)
 
     def _tell(self, instance_id: str) -> None:
         for live in self.runtime.runs():
@@ -308,7 +346,12 @@ class Lifecycle:
         self.runtime.discard()
         self._hub.discard()
         self._backend.discard()
-        atexit.unregister(self._at_exit)
+        self._cancel_exit()
+        self._cancel_exit = _nothing
+
+
+def _nothing() -> None:
+    """Cancel what was never registered."""
 
 
 def check_window(backend: ClaimBackend, window_ms: int) -> None:

@@ -66,6 +66,7 @@ class Runtime:
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())
         self._live: list[LiveRun] = []
+        self._ending: list[threading.Thread] = []
 
     def begin(self, live: LiveRun) -> None:
         """Take a slot."""
@@ -77,12 +78,20 @@ class Runtime:
         with self._changed:
             if live in self._live:
                 self._live.remove(live)
+            self._ending = [thread for thread in self._ending if thread.is_alive()]
+            if live.thread is not None and live.thread.is_alive():
+                self._ending.append(live.thread)
             self._changed.notify_all()
 
     def runs(self) -> list[LiveRun]:
         """Return the live runs."""
         with self._changed:
             return list(self._live)
+
+    def ending(self) -> list[threading.Thread]:
+        """Return the threads of runs that have ended, which may be about to end as well."""
+        with self._changed:
+            return list(self._ending)
 
     def taken(self) -> int:
         """Return how many slots are taken."""
@@ -143,3 +152,4 @@ class Runtime:
         """Forget everything, in a forked child: no other thread came along."""
         self._changed = threading.Condition(threading.RLock())
         self._live = []
+        self._ending = []

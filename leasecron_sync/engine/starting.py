@@ -30,6 +30,7 @@ class Starter:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._warned = False
         self._handing_back: dict[RunKey, tuple[Lease, int]] = {}
 
     @property
@@ -59,14 +60,24 @@ class Starter:
             context.emit_of("run_taken_over", live)
         # Before the thread: whoever stops the scheduler from here on sees this run.
         context.runtime.begin(live)
+        if context.stopping.is_set():  # it may have looked before that
+            context.runtime.end(live)
+            self._refuse(key, lease, STOPPING)
+            return
         try:
             context.spawn(context, live)
         except RuntimeError as error:
-            _logger.debug("no thread for a run job=%r error=%r", key.job, str(error))
+            self._warn_of_threads(error)
             context.runtime.end(live)
             self._refuse(key, lease, NO_THREAD)
             return
         context.wake_heartbeat()
+
+    def _warn_of_threads(self, error: RuntimeError) -> None:
+        """Warn once: where this goes on, every run goes to other instances."""
+        if not self._warned:
+            self._warned = True
+            _logger.error("no thread can be started, runs are handed back error=%r", str(error))
 
     def _live_run(self, item: Candidate, lease: Optional[Lease], sent_ms: int) -> LiveRun:
         context = self._context

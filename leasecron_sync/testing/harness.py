@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
@@ -14,14 +15,15 @@ from leasecron_sync.engine.runtime import LiveRun, Runtime
 from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.engine.worker import Ending, Settling, call_handler, finish
 from leasecron_sync.errors import SchedulerStateError
+from leasecron_sync.model import RunRecord
 from leasecron_sync.run import Run
 from leasecron_sync.scheduler import Scheduler
 from leasecron_sync.testing.clock import ManualClock
 from leasecron_sync.testing.faults import FaultyClaim, FaultyLease
 from leasecron_sync.testing.memory import MemoryClaim
 
-MAX_ROUNDS = 100_000
-"""Steps after which ``advance`` gives up, should a step never ask for a wait."""
+MAX_ROUNDS = 10_000
+"""Steps at one moment after which ``advance`` gives up, should a step never ask for a wait."""
 
 
 class ManualRun:
@@ -87,6 +89,7 @@ class ManualScheduler:
     ) -> None:
         self.clock = clock
         self._scheduler = scheduler
+        scheduler._clock = clock  # noqa: SLF001
         self._backend: Backend = scheduler._backend  # noqa: SLF001 - a part of this package
         self._store_clock = clock if store_clock is None else store_clock
         self._runtime = Runtime(clock)
@@ -105,6 +108,22 @@ class ManualScheduler:
     def instance_id(self) -> str:
         """Id of this start."""
         return self._started().instance_id
+
+    def history(self, job: Optional[str] = None, limit: int = 100) -> Sequence[RunRecord]:
+        """Return the store's records of runs, as ``Scheduler.history`` does.
+
+        Args:
+            job: Name of a job; all jobs when left out.
+            limit: How many records at most.
+
+        Raises:
+            TypeError: The backend is a claim backend.
+        """
+        self._started()
+        if not isinstance(self._backend, LeaseBackend):
+            message = "history() needs a lease backend"
+            raise TypeError(message)
+        return self._backend.history(job, limit)
 
     def start(self) -> None:
         """Open the backend; the first step looks back."""
@@ -179,7 +198,9 @@ class ManualScheduler:
             work: Whether granted runs are executed as well; else they stay in ``runs``.
         """
         end_ms = self.clock.steady_ms() + ms
-        for _round in range(MAX_ROUNDS):
+        rounds = 0
+        while rounds < MAX_ROUNDS:
+            rounds += 1
             now_ms = self.clock.steady_ms()
             if self._timer_ms <= now_ms:
                 self.step_timer()
@@ -193,7 +214,10 @@ class ManualScheduler:
                 due_ms.append(self._heartbeat_ms)
             if now_ms >= end_ms and min(due_ms) > now_ms:
                 return
-            self.clock.advance(max(0, min(*due_ms, end_ms) - now_ms))
+            wait_ms = min(*due_ms, end_ms) - now_ms
+            if wait_ms > 0:
+                self.clock.advance(wait_ms)
+                rounds = 0
         message = f"after {MAX_ROUNDS:,} steps the scheduler still asks for another one at once"
         raise RuntimeError(message)
 

@@ -22,7 +22,9 @@ class Log:
 
     def write(self, what: str, **fields: object) -> None:
         now_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-        line = json.dumps({"what": what, "pid": os.getpid(), "at_ms": now_ms, **fields}) + "\n"
+        wall_ms = time.time_ns() // 1_000_000
+        head = {"what": what, "pid": os.getpid(), "at_ms": now_ms, "wall_ms": wall_ms}
+        line = json.dumps({**head, **fields}) + "\n"
         os.write(self._file, line.encode())
 
 
@@ -37,6 +39,7 @@ def handler_of(log: Log, body: str, seconds: float) -> Callable[[LeaseRun], None
         log.write("enter", **key)
         try:
             if body == "hand-over":
+                log.write("raised", **key)
                 raise HandOver
             if body == "wait":
                 run.wait(seconds)
@@ -62,6 +65,8 @@ def main() -> None:
     parser.add_argument("--lease-ms", type=int, default=2_000)
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--body", default="sleep")
+    parser.add_argument("--catch-up-ms", type=int, default=60_000)
+    parser.add_argument("--end", default="line", choices=["line", "signal"])
     parser.add_argument("--stop-timeout", type=float, default=10.0)
     parser.add_argument("--max-attempts", type=int, default=3)
     options = parser.parse_args()
@@ -74,6 +79,7 @@ def main() -> None:
             name=f"job-{number}",
             overlap=options.overlap,
             max_attempts=options.max_attempts,
+            catch_up_ms=options.catch_up_ms,
         )
 
     def note(event: Event) -> None:
@@ -93,12 +99,15 @@ def main() -> None:
         "run_handed_over", "run_skipped", "run_missed", "store_down", "store_back",
     ):  # fmt: skip
         scheduler.on(name, note)
-    scheduler.start()
-    log.write("ready", instance=scheduler.status().instance_id)
-    print("ready", flush=True)
-    # The parent ends this process by a line on its standard input, or by a signal.
-    sys.stdin.readline()
-    scheduler.stop(timeout=options.stop_timeout)
+    if options.end == "signal":
+        print("ready", flush=True)
+        scheduler.run_forever()
+    else:
+        scheduler.start()
+        log.write("ready", instance=scheduler.status().instance_id)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        scheduler.stop(timeout=options.stop_timeout)
     log.write("stopped")
 
 

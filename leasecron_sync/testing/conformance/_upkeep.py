@@ -113,6 +113,16 @@ class UpkeepCases:
         assert store.records() == {}
         assert holder.register().newest_ms == young.scheduled_ms
 
+    def test_standing_names_no_scheduled_time_of_the_future(self, store: LeaseStore) -> None:
+        """Section 4, register: one that the clock, set back, has yet to come to again."""
+        holder = store.instance()
+        young, old = store.run(), store.run(ago_ms=2 * HOUR_MS)
+        for run in (young, old):
+            holder.finish(holder.win(holder.intend(run, max_age_ms=3 * HOUR_MS)))
+        assert holder.register().newest_ms == young.scheduled_ms
+        store.set_back()
+        assert holder.register().newest_ms == old.scheduled_ms
+
     def test_jobs_are_registered_in_one_batch(self, store: LeaseStore) -> None:
         """CALL-4, REGISTER-5: one id, drawn when the store was set up, for all of them."""
         asker = store.instance()
