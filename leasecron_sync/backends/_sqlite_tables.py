@@ -27,6 +27,24 @@ _RUN_FIELDS = (
     "state, token, attempt, failures, hand_overs, holder, decision_id, until_ms, lease_ms, "
     "max_attempts, overlap, takeover_ms, claimed_ms, settled_ms, reason"
 )
+# SQLite keeps a value of any type in a column of any type.
+_MAYBE = (int, type(None))
+_KINDS: tuple[Any, ...] = (
+    int,
+    int,
+    int,
+    int,
+    str,
+    str,
+    int,
+    int,
+    int,
+    int,
+    int,
+    _MAYBE,
+    _MAYBE,
+    str,
+)
 _RUN_SELECT = ", ".join(
     f"r.{name}" for name in ("format", "scheduled_ms", *_RUN_FIELDS.split(", "))
 )
@@ -252,11 +270,19 @@ def _readable(rows: Sequence[Any]) -> list[RunRecord]:
 def _record(job: Optional[str], row: Sequence[Any]) -> RunRecord:
     assert job is not None
     number, scheduled_ms, state, *rest = row
-    if number > STORE_FORMAT:
+    if not isinstance(number, int) or number > STORE_FORMAT:
         message = (
-            f"the record of job {job!r} at {scheduled_ms} has format {number}, this version of "
+            f"the record of job {job!r} at {scheduled_ms} has format {number!r}, this version of "
             f"leasecron_sync reads up to {STORE_FORMAT}: upgrade it"
         )
+        raise StoreRejected(message)
+    wrong = [
+        name
+        for name, kind, value in zip(_RUN_FIELDS.split(", ")[1:], _KINDS, rest)
+        if not isinstance(value, kind)
+    ]
+    if wrong:
+        message = f"the record of job {job!r} at {scheduled_ms} is damaged: {', '.join(wrong)}"
         raise StoreRejected(message)
     try:
         record = RunRecord(RunKey(job, scheduled_ms), RunState(state), *rest)

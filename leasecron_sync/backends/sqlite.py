@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
 from leasecron_sync.backends import _local
+from leasecron_sync.backends._sqlite_lanes import Lane, close_before_forks, was_inherited
 from leasecron_sync.backends._sqlite_tables import SQLiteTables
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
@@ -49,24 +48,8 @@ _clock = SystemClock()
 BRIDGED_STEP_MS = 10_000
 """The host's clock may step back this far before the newest time in the file is given up."""
 
-FORK_S = 5.0
-"""How long a fork waits for a call that is under way."""
-
 CLOSE_S = 0.1
 """How long closing waits for a call that is under way."""
-
-# SQLite keeps account of a process's locks by file. A child that inherits the account with a
-# connection believes in locks that it does not have, whatever connections it opens itself; a
-# process that thinks it is the last one may then take the log away from under it. So there is
-# nothing to inherit: every connection is closed before a fork, and made anew when it is needed.
-_stores: weakref.WeakSet[SQLiteLease] = weakref.WeakSet()
-_held: list[_Lane] = []
-_hooked = threading.Lock()
-
-# Where a call did not end in time for that, its connection stays referenced in the child, and
-# unused, for ever: closing it could harm the parent's file.
-_INHERITED: list[sqlite3.Connection] = []
-_inherited_files: set[tuple[int, int]] = set()
 
 # A write locks the file at once: a transaction that begins as a reader cannot wait for its turn.
 WRITE = "BEGIN IMMEDIATE"
@@ -80,26 +63,6 @@ _REJECTED = (
     "permission denied",
     "not authorized",
 )
-
-
-class _Lane:
-    """One connection and the lock around it; waits no longer than a call may take."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.connection: Optional[sqlite3.Connection] = None
-        self.tables: Optional[SQLiteTables] = None
-        self.prepared = False
-        self.identity: Optional[tuple[int, int]] = None
-
-    def drop(self) -> None:
-        connection, self.connection, self.tables = self.connection, None, None
-        self.prepared = False
-        if connection is not None:
-            try:
-                connection.close()
-            except sqlite3.Error as error:
-                _logger.debug("closing a connection failed error=%r", str(error))
 
 
 class SQLiteLease(LeaseBackend):
@@ -136,19 +99,16 @@ class SQLiteLease(LeaseBackend):
         self._make_lanes()
         self._identity: Optional[tuple[int, int]] = None
         self._store_id = ""
-        _stores.add(self)
-        if _hooked.acquire(blocking=False):  # once in a process, and its children
-            os.register_at_fork(
-                before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child
-            )
+        close_before_forks(self)
 
-    def _lanes(self) -> tuple[_Lane, _Lane, _Lane]:
+    def lanes(self) -> tuple[Lane, ...]:
+        """Return the connections: one for the timer, the heartbeat and settlements each."""
         return self._timer_lane, self._renew_lane, self._settle_lane
 
     def _make_lanes(self) -> None:
-        self._timer_lane = _Lane()
-        self._renew_lane = _Lane()
-        self._settle_lane = _Lane()
+        self._timer_lane = Lane()
+        self._renew_lane = Lane()
+        self._settle_lane = Lane()
 
     def __repr__(self) -> str:
         """Show the path."""
@@ -159,7 +119,7 @@ class SQLiteLease(LeaseBackend):
 
     def close(self) -> None:
         self._settings = None
-        for lane in self._lanes():
+        for lane in self.lanes():
             # A thread that is still in a call drops its connection when the call ends.
             if lane.lock.acquire(timeout=CLOSE_S):
                 try:
@@ -168,11 +128,8 @@ class SQLiteLease(LeaseBackend):
                     lane.lock.release()
 
     def discard(self) -> None:
-        for lane in self._lanes():
-            if lane.connection is not None:
-                _INHERITED.append(lane.connection)
-                if lane.identity is not None:
-                    _inherited_files.add(lane.identity)
+        for lane in self.lanes():
+            lane.abandon()
         self._make_lanes()
         self._settings = None
 
@@ -237,13 +194,13 @@ class SQLiteLease(LeaseBackend):
             raise StoreUnavailable(message)
         return self._settings
 
-    def _write(self, lane: _Lane, work: Callable[[SQLiteTables, int], T]) -> T:
+    def _write(self, lane: Lane, work: Callable[[SQLiteTables, int], T]) -> T:
         return self._step(lane, work, begin=WRITE)
 
     def _read(self, work: Callable[[SQLiteTables, int], T]) -> T:
         return self._step(self._timer_lane, work, begin=READ)
 
-    def _step(self, lane: _Lane, work: Callable[[SQLiteTables, int], T], *, begin: str) -> T:
+    def _step(self, lane: Lane, work: Callable[[SQLiteTables, int], T], *, begin: str) -> T:
         settings = self._opened()
         deadline_ms = _clock.steady_ms() + settings.call_timeout_ms
         if not lane.lock.acquire(timeout=settings.call_timeout_ms / 1000):
@@ -256,6 +213,7 @@ class SQLiteLease(LeaseBackend):
                 lane.prepared = True
             elif not lane.prepared:
                 self._check_format(_meta(connection))
+            connection.execute(f"PRAGMA busy_timeout = {_busy_ms(deadline_ms)}")
             return self._transaction(tables, connection, work, begin=begin)
         except sqlite3.Error as error:
             lane.drop()
@@ -318,27 +276,26 @@ class SQLiteLease(LeaseBackend):
     # -- connections ---------------------------------------------------------------------------
 
     def _connected(
-        self, lane: _Lane, settings: BackendSettings, deadline_ms: int
+        self, lane: Lane, settings: BackendSettings, deadline_ms: int
     ) -> tuple[SQLiteTables, sqlite3.Connection]:
         if lane.connection is not None and lane.identity != self._file_identity():
             lane.drop()
-        # Leaves a quarter for the work itself, so that the call ends within its time-out.
-        busy_ms = max(1, (deadline_ms - _clock.steady_ms()) * 3 // 4)
         if lane.connection is None or lane.tables is None:
-            if self._file_identity() in _inherited_files:
+            if was_inherited(self._file_identity()):
                 message = (
                     f"this process was forked while a call on the SQLite file {self._path!r} hung, "
                     "and cannot use the file: start a new process"
                 )
                 raise StoreUnsupported(message)
             lane.connection = sqlite3.connect(
-                self._path, timeout=busy_ms / 1000, isolation_level=None, check_same_thread=False
+                self._path,
+                timeout=_busy_ms(deadline_ms) / 1000,
+                isolation_level=None,
+                check_same_thread=False,
             )
             lane.tables = SQLiteTables(lane.connection, settings.namespace)
             lane.identity = self._file_identity()
             self._note_identity(lane.identity)
-        else:
-            lane.connection.execute(f"PRAGMA busy_timeout = {busy_ms}")
         return lane.tables, lane.connection
 
     def _file_identity(self) -> Optional[tuple[int, int]]:
@@ -406,24 +363,9 @@ class SQLiteLease(LeaseBackend):
         return StoreUnavailable(message)
 
 
-def _before_fork() -> None:
-    """Close every connection, each when its call has ended; a call has its own time-out."""
-    for store in list(_stores):
-        for lane in store._lanes():  # noqa: SLF001 - of this module
-            if lane.lock.acquire(timeout=FORK_S):
-                _held.append(lane)
-                lane.drop()
-
-
-def _after_fork() -> None:
-    while _held:
-        _held.pop().lock.release()
-
-
-def _in_child() -> None:
-    _held.clear()
-    for store in list(_stores):
-        store.discard()
+def _busy_ms(deadline_ms: int) -> int:
+    """Return how long to wait for the file; a quarter of the time is left for the work itself."""
+    return max(1, (deadline_ms - _clock.steady_ms()) * 3 // 4)
 
 
 def _meta(connection: sqlite3.Connection) -> dict[str, str]:

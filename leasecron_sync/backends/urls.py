@@ -43,7 +43,9 @@ def connect(url: str) -> Backend:
             show user and password.
     """
     if not isinstance(url, str):
-        message = f"a backend URL must be text such as 'sqlite:///jobs.db', not {url!r}"
+        message = (
+            f"a backend URL must be text such as 'sqlite:///jobs.db', not {type(url).__name__}"
+        )
         raise TypeError(message)
     scheme, separator, _rest = url.partition("://")
     scheme = scheme.lower()

@@ -267,9 +267,9 @@ class Lifecycle:
             self.runtime.wait_until_empty(instance_id, left_s())
         finally:
             # Also when a signal's exception comes through: nothing goes on behind its back.
-            self._end(started, timeout_s, left_s())
+            self._end(started, timeout_s, end_ms)
 
-    def _end(self, started: Started, timeout_s: float, left_s: float) -> None:
+    def _end(self, started: Started, timeout_s: float, end_ms: int) -> None:
         """Give up what still runs, and end the threads."""
         instance_id = started.context.instance_id
         left_behind = 0
@@ -282,7 +282,7 @@ class Lifecycle:
                 self._warn(live, timeout_s)
         started.end_beats()
         # One grace for all of them: what hangs, hangs in a call that ends by its own time-out.
-        end_ms = self._clock.steady_ms() + round((JOIN_S + left_s) * 1000)
+        end_ms = max(end_ms, self._clock.steady_ms()) + round(JOIN_S * 1000)
 
         def grace_s() -> float:
             return max(0.0, (end_ms - self._clock.steady_ms()) / 1000)
