@@ -61,10 +61,14 @@ _PUT_JOB = """
       owed_from_ms = excluded.owed_from_ms, fingerprint = excluded.fingerprint,
       former = excluded.former
 """
+# Named, since SQLite would rather walk all runs of a job, or all of them, settled or not.
+_UNSETTLED = "INDEXED BY leasecron_run_unsettled"
 # CROSS JOIN keeps SQLite from walking all jobs instead of the few runs that match.
-_RUNS_WITH_JOB = (
-    f"SELECT j.name, {_RUN_SELECT} FROM leasecron_run r "
-    "CROSS JOIN leasecron_job j ON j.id = r.job_id WHERE r.space_id = ? "
+_WITH_JOB = "CROSS JOIN leasecron_job j ON j.id = r.job_id WHERE r.space_id = ? "
+_RUNS_WITH_JOB = f"SELECT j.name, {_RUN_SELECT} FROM leasecron_run r {_WITH_JOB}"
+_UNSETTLED_WITH_JOB = (
+    f"SELECT j.name, {_RUN_SELECT} FROM leasecron_run r {_UNSETTLED} {_WITH_JOB}"
+    "AND r.settled_ms IS NULL "
 )
 
 
@@ -127,13 +131,13 @@ class SQLiteTables:
 
     def unsettled(self, job: Optional[str]) -> tuple[RunRecord, ...]:
         if job is None:
-            rows = self._rows(_RUNS_WITH_JOB + "AND r.settled_ms IS NULL", (self._space_id,))
+            rows = self._rows(_UNSETTLED_WITH_JOB, (self._space_id,))
             return tuple(_readable(rows))
         job_id = self._job_id(job)
         if job_id is None:
             return ()
         rows = self._rows(
-            f"SELECT {_RUN_SELECT} FROM leasecron_run r "
+            f"SELECT {_RUN_SELECT} FROM leasecron_run r {_UNSETTLED} "
             "WHERE r.space_id = ? AND r.job_id = ? AND r.settled_ms IS NULL",
             (self._space_id, job_id),
         )
@@ -141,7 +145,7 @@ class SQLiteTables:
 
     def lapsed_before(self, until_ms: int, limit: int) -> Sequence[RunRecord]:
         rows = self._rows(
-            _RUNS_WITH_JOB + "AND r.settled_ms IS NULL AND r.until_ms < ? LIMIT ?",
+            _UNSETTLED_WITH_JOB + "AND r.until_ms < ? LIMIT ?",
             (self._space_id, until_ms, limit),
         )
         return _readable(rows)
