@@ -120,7 +120,7 @@ def renew(
     tables: Tables, leases: Iterable[LeaseRef], lease_ms: int, now_ms: int
 ) -> list[RenewReply]:
     """Renew leases one by one."""
-    replies = []
+    replies: list[RenewReply] = []
     for ref in leases:
         try:
             reply = _command(tables, ref.key, Renew(ref, lease_ms), now_ms)
@@ -149,7 +149,7 @@ def register_jobs(
     tables: Tables, stamps: Iterable[JobStamp], now_ms: int, store_id: str
 ) -> list[JobStanding]:
     """Register jobs one by one."""
-    standings = []
+    standings: list[JobStanding] = []
     for stamp in stamps:
         try:
             before = tables.job(stamp.job) or JobRecord(stamp.job)
@@ -189,7 +189,7 @@ def pending(tables: Tables, jobs: Iterable[str], asker: str, limit: int, now_ms:
 def prune(tables: Tables, older_than_ms: int, limit: int, now_ms: int) -> Pruned:
     """Abandon and delete old runs; at most ``limit`` of each."""
     before_ms = now_ms - older_than_ms
-    abandoned = []
+    abandoned: list[RunKey] = []
     for record in tables.lapsed_before(before_ms, limit):
         settled = abandon(record, before_ms, now_ms)
         if settled is not None:

@@ -89,12 +89,12 @@ class SQLiteTables:
     @property
     def _space_id(self) -> int:
         """Id of the namespace; 0, which none has, while nothing was written to it."""
-        if self._known_space_id is None:
+        known = self._known_space_id
+        if known is None:
             rows = self._rows("SELECT id FROM leasecron_space WHERE name = ?", (self._namespace,))
-            if not rows:
-                return 0
-            self._known_space_id = rows[0][0]
-        return self._known_space_id
+            known = int(rows[0][0]) if rows else 0
+            self._known_space_id = known or None
+        return known
 
     def _made_space_id(self) -> int:
         if not self._space_id:
@@ -204,7 +204,7 @@ class SQLiteTables:
             "SELECT name, owed_from_ms FROM leasecron_job WHERE space_id = ? ORDER BY name LIMIT ?",
             (self._space_id, limit),
         )
-        found = []
+        found: list[JobSummary] = []
         for name, owed_from_ms in rows:
             newest = self.history(name, 1)
             unsettled = len(self.unsettled(name))
@@ -262,7 +262,7 @@ class SQLiteTables:
 
 def _readable(rows: Sequence[Any]) -> list[RunRecord]:
     """Read rows of many jobs; one that a newer version wrote does not spoil the others."""
-    records = []
+    records: list[RunRecord] = []
     for name, *row in rows:
         try:
             records.append(_record(name, row))

@@ -106,8 +106,8 @@ class MemoryStore:
         self.namespaces: dict[str, MemoryTables] = {}
 
 
-_NAMED: dict[str, MemoryStore] = {}
-_NAMED_LOCK = threading.Lock()
+_named: dict[str, MemoryStore] = {}
+_named_lock = threading.Lock()
 
 
 class MemoryLease(LeaseBackend):
@@ -123,15 +123,15 @@ class MemoryLease(LeaseBackend):
     name: ClassVar[str] = "memory-lease"
 
     # Tests put a reading of their own here; everything else uses the host's clock.
-    _now_ms: Callable[[], int] = staticmethod(SystemClock().now_ms)
+    _now_ms: Callable[[], int] = SystemClock().now_ms
 
     def __init__(self, name: Optional[str] = None) -> None:
         self._label = name
         if name is None:
             self._store = MemoryStore()
         else:
-            with _NAMED_LOCK:
-                self._store = _NAMED.setdefault(name, MemoryStore())
+            with _named_lock:
+                self._store = _named.setdefault(name, MemoryStore())
         self._settings: Optional[BackendSettings] = None
 
     def __repr__(self) -> str:
@@ -146,8 +146,8 @@ class MemoryLease(LeaseBackend):
 
     def discard(self) -> None:
         # The lock may have been held by a thread that does not exist in this process.
-        global _NAMED_LOCK  # noqa: PLW0603 - replaced once, in a forked child
-        _NAMED_LOCK = threading.Lock()
+        global _named_lock  # noqa: PLW0603 - replaced once, in a forked child
+        _named_lock = threading.Lock()
         self._store.lock = threading.Lock()
         self._settings = None
 

@@ -85,7 +85,7 @@ class SQLiteLease(LeaseBackend):
     name: ClassVar[str] = "sqlite-lease"
 
     # Tests put a reading of their own here; everything else uses the host's clock.
-    _now_ms: Callable[[], int] = staticmethod(_clock.now_ms)
+    _now_ms: Callable[[], int] = _clock.now_ms
 
     def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
         self._path = os.fspath(path)
@@ -375,9 +375,6 @@ def _meta(connection: sqlite3.Connection) -> dict[str, str]:
 def _schema() -> list[str]:
     from importlib import resources  # late: it is slow to import, and needed once
 
-    text = (
-        resources.files("leasecron_sync.backends")
-        .joinpath("_sql", "sqlite", "schema.sql")
-        .read_text(encoding="utf-8")
-    )
+    folder = resources.files("leasecron_sync.backends") / "_sql" / "sqlite"
+    text = (folder / "schema.sql").read_text(encoding="utf-8")
     return [part for part in text.split(";\n") if part.strip()]

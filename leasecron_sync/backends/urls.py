@@ -42,7 +42,7 @@ def connect(url: str) -> Backend:
         ValueError: The scheme or a parameter is unknown, or something is missing. The text does not
             show user and password.
     """
-    if not isinstance(url, str):
+    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped callers
         message = (
             f"a backend URL must be text such as 'sqlite:///jobs.db', not {type(url).__name__}"
         )

@@ -115,6 +115,10 @@ class Caller:
         with self._lock:
             self._failing.discard(lane)
 
+    def is_down(self) -> bool:
+        """Tell whether an outage is going on."""
+        return self._down_since_ms is not None
+
     @property
     def down_since_ms(self) -> Optional[int]:
         """Wall clock at which the outage began; None while the store answers."""
@@ -180,8 +184,7 @@ class Caller:
             return
         with self._lock:
             self._failing.discard(lane)
-            since_ms: Optional[int] = self._down_since_ms  # another lane may have ended it
-            ended = since_ms is not None and not self._failing
+            ended = self.is_down() and not self._failing  # another lane may have ended it
             if ended:
                 self._down_since_ms = None
                 self._back_at_ms = self._clock.steady_ms()

@@ -132,7 +132,9 @@ class CatchUp:
         recorded: set[RunKey] = set()
         unsettled = False
         for look in looks:
-            states = {} if look.span is None else next(answers)
+            states: Mapping[int, RunState] = {}
+            if look.span is not None:
+                states = next(answers)
             unsettled = unsettled or any(not state.settled for state in states.values())
             recorded.update(RunKey(look.job.name, ms) for ms in states)
             missing = [ms for ms in look.scheduled if ms not in states]

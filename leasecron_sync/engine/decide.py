@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
@@ -104,9 +104,9 @@ class Pick:
         more: True when something was left out for the next call.
     """
 
-    candidates: list[Candidate] = field(default_factory=list)
-    starved: bool = False
-    more: bool = False
+    candidates: list[Candidate]
+    starved: bool
+    more: bool
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _in_turn(candidates: list[Candidate], asker: Asker) -> list[Candidate]:
     not a run that is on time: that one is asked for, and may be skipped.
     """
     seen: set[str] = set()
-    kept = []
+    kept: list[Candidate] = []
     for item in candidates:
         alone = asker.in_order or not item.job.options.overlap or item.origin is Origin.CAUGHT_UP
         ready = item.ask_ms <= asker.steady_ms

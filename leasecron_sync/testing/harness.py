@@ -1,4 +1,6 @@
 """A scheduler without threads, for tests that move the clock by hand."""
+# It takes a scheduler apart and puts it together without its threads.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 

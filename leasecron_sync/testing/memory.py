@@ -36,7 +36,7 @@ class MemoryClaim(ClaimBackend):
     name: ClassVar[str] = "memory-claim"
 
     # Tests put a reading of their own here; everything else uses the host's clock.
-    _now_ms: Callable[[], int] = staticmethod(SystemClock().now_ms)
+    _now_ms: Callable[[], int] = SystemClock().now_ms
 
     def __init__(self, name: Optional[str] = None) -> None:
         self._label = name

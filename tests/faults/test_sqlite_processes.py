@@ -25,7 +25,9 @@ from leasecron_sync.errors import StoreUnavailable
 from leasecron_sync.model import LeaseClaim, OnOverlap, RunKey, RunState, Verdict
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 25.0
+LIMIT_S = 100.0
+
+pytestmark = pytest.mark.timeout(120)  # on a busy machine; a few seconds each otherwise
 
 PRELUDE = """
 import json, os, signal, sys, time
@@ -53,8 +55,16 @@ def claim_of(job, number=0, wish="allow", name=me):
     return LeaseClaim(key, key.scheduled_ms, name, os.urandom(8).hex(), 60_000, 3,
                       OnOverlap(wish), 3_600_000, 600_000)
 
+def answered(call, *arguments):
+    # On a busy machine eight processes may keep one of them from its turn for a whole time-out.
+    while True:
+        try:
+            return call(*arguments)
+        except StoreUnavailable:
+            time.sleep(0.01)
+
 def claim(backend, *what, **options):
-    [reply] = backend.claim([claim_of(*what, **options)])
+    [reply] = answered(backend.claim, [claim_of(*what, **options)])
     return reply
 """
 
@@ -112,6 +122,7 @@ class Bench:
         self.path = path
         self.base_ms = SystemClock().now_ms() - 60_000
         self.processes: list[Process] = []
+        self.backends: list[SQLiteLease] = []
 
     def start(self, script: str) -> Process:
         process = Process(script, self.path, f"process {len(self.processes)}", self.base_ms)
@@ -121,6 +132,7 @@ class Bench:
     def connect(self, call_timeout_ms: int = 5_000) -> SQLiteLease:
         backend = SQLiteLease(self.path)
         backend.open(BackendSettings("space", "test", call_timeout_ms))
+        self.backends.append(backend)
         return backend
 
     def verdict(self, backend: SQLiteLease, job: str, decision: Optional[str] = None) -> Verdict:
@@ -151,6 +163,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     yield bench
     for process in bench.processes:
         process.end()
+    for backend in bench.backends:
+        backend.close()
 
 
 # -- races ----------------------------------------------------------------------------------------
@@ -165,8 +179,12 @@ def test_eight_processes_race_for_two_hundred_runs_and_each_has_one_winner(bench
             backend.probe()
             say(ready=True)
             sys.stdin.readline()
-            won = [n for n in range(200) if claim(backend, "job", n).lease is not None]
+            claims = [claim_of("job", n) for n in range(200)]
+            replies = []
+            for first in range(0, 200, 4):
+                replies += answered(backend.claim, claims[first:first + 4])
             backend.close()
+            won = [reply.lease.ref.key.scheduled_ms - BASE_MS for reply in replies if reply.lease]
             say(won=won)
             """
         )
@@ -196,7 +214,7 @@ def test_eight_processes_never_have_two_runs_of_a_no_overlap_job_at_a_time(bench
             backend.probe()
             say(ready=True)
             sys.stdin.readline()
-            left, spans = set(range(40)), []
+            left, spans = set(range(30)), []
             while left:
                 for number in sorted(left):
                     reply = claim(backend, "job", number, wish="defer")
@@ -204,7 +222,7 @@ def test_eight_processes_never_have_two_runs_of_a_no_overlap_job_at_a_time(bench
                         from_ns = time.monotonic_ns()
                         backend.pending(["job"], 10)
                         spans.append((from_ns, time.monotonic_ns(), number))
-                        assert backend.settle(reply.lease.ref, FINISHED).accepted
+                        assert answered(backend.settle, reply.lease.ref, FINISHED).accepted
                     if reply.lease is not None or reply.verdict is Verdict.SETTLED:
                         left.discard(number)
             backend.close()
@@ -218,7 +236,7 @@ def test_eight_processes_never_have_two_runs_of_a_no_overlap_job_at_a_time(bench
     for racer in racers:
         racer.tell()
     spans = sorted(span for racer in racers for span in racer.result()[-1]["spans"])
-    assert sorted(number for _, _, number in spans) == list(range(40))
+    assert sorted(number for _, _, number in spans) == list(range(30))
     for (_, to_ns, _), (from_ns, _, _) in zip(spans, spans[1:]):
         assert to_ns < from_ns
     bench.check()
@@ -232,12 +250,7 @@ def test_eight_processes_make_a_new_file_together(bench: Bench) -> None:
             say(ready=True)
             sys.stdin.readline()
             backend = connect()
-            while True:
-                try:
-                    store_id = backend.probe().store_id
-                    break
-                except StoreUnavailable:
-                    time.sleep(0.01)
+            store_id = answered(backend.probe).store_id
             reply = claim(backend, "job")
             backend.close()
             say(store_id=store_id, won=reply.lease is not None)
@@ -339,7 +352,7 @@ def test_a_child_that_ends_does_no_harm_to_its_parent(bench: Bench, end: str) ->
         if pid == 0:
             backend.discard()
             try:
-                claim(backend, "child")
+                backend.claim([claim_of("child")])
             except StoreUnavailable:
                 say(child="closed")
             {end}
@@ -377,7 +390,7 @@ def test_a_child_with_connections_of_its_own_competes_with_its_parent(bench: Ben
         if pid == 0:
             backend.discard()
             backend = connect("child")
-        won = [n for n in range(100) if claim(backend, "job", n).lease is not None]
+        won = [n for n in range(50) if claim(backend, "job", n).lease is not None]
         backend.close()
         say(child=pid == 0, won=won)
         if pid == 0:
@@ -387,14 +400,10 @@ def test_a_child_with_connections_of_its_own_competes_with_its_parent(bench: Ben
     )
     said = process.result()
     assert [item["child"] for item in said].count(True) == 1
-    assert sorted(number for item in said for number in item["won"]) == list(range(100))
+    assert sorted(number for item in said for number in item["won"]) == list(range(50))
     bench.check()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the child's connections share the inherited ones' view of the locks, so it holds none",
-)
 @pytest.mark.parametrize(
     "end", ["backend.close(); os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"]
 )

@@ -221,7 +221,6 @@ def test_stopping_does_not_wait_for_ever_for_a_listener(
     assert not thread.is_alive()
 
 
-@pytest.mark.xfail(strict=True, reason="the sign to end finds no room in the queue and is dropped")
 def test_a_thread_whose_queue_was_full_at_the_stop_ends_too(hub: EventHub, slow: Slow) -> None:
     with mock.patch("leasecron_sync.events.EVENT_QUEUE", 2):
         hub.on("run_finished", slow)

@@ -139,7 +139,8 @@ def granted(
     assert (reply.verdict, reply.state, reply.fresh) == (Verdict.GRANTED, RunState.RUNNING, True)
     assert reply.lease is not None
     written = change.runs[0]
-    assert (written.key, written.token) == (claim.key, reply.lease.ref.token)
+    assert (written.key, written.state) == (claim.key, RunState.RUNNING)
+    assert written.token == reply.lease.ref.token
     assert change.job is not None
     assert change.job.last_token == written.token
     return reply.lease, written
@@ -829,6 +830,14 @@ def test_handover_1_a_handed_over_run_is_claimable_at_once_and_not_counted(
             reason="stopping",
         ),
     )
+
+
+def test_handover_1_what_does_not_count_fails_no_run() -> None:
+    """Not even one whose attempts a deploy has lowered below those that were counted."""
+    reply, written = settle(running(5, failures=2, max_attempts=1), HANDED_OVER)
+    assert (reply.accepted, reply.state) == (True, RunState.WAITING)
+    assert written is not None
+    assert written.failures == 2
 
 
 @pytest.mark.parametrize("hand_overs", [9, 10, 30])

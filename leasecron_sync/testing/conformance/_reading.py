@@ -130,6 +130,10 @@ class ReadingCases:
         assert not holder.pending().unsettled
         assert asker.pending().unsettled
         assert not asker.pending("other").unsettled
+        asker.win(store.run("other"))
+        assert asker.pending("job", "other").unsettled
+        assert holder.pending("job", "other").unsettled
+        assert not asker.pending("other", "never seen").unsettled
         store.lapse()
         assert holder.pending().unsettled
 

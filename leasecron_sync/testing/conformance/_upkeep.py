@@ -7,6 +7,7 @@ import pytest
 from leasecron_sync.errors import StoreUnavailable
 from leasecron_sync.model import JobSpan, JobStamp, RenewReply, RunState, Verdict
 from leasecron_sync.testing.conformance._store import (
+    ALLOW,
     ENDINGS,
     FINISHED,
     HOUR_MS,
@@ -200,6 +201,25 @@ class UpkeepCases:
                 assert store.instance().ask(run).verdict is Verdict.TOO_OLD
         assert holder.win(after).attempt == 1
         assert holder.win(other).attempt == 1
+
+    def test_what_was_pruned_is_not_forgotten_when_an_older_run_is_pruned(
+        self, store: LeaseStore
+    ) -> None:
+        """PRUNE-2, CATCHUP-8: the newest scheduled time that was deleted counts."""
+        holder = store.instance()
+        oldest, between, young = (store.run(ago_ms=age) for age in (3, 2, 1))
+        lease = holder.win(holder.intend(oldest, on_overlap=ALLOW))
+        holder.finish(holder.win(holder.intend(young, on_overlap=ALLOW)))
+        store.advance(1)
+        assert holder.backend.prune(0, 100).deleted == 1
+        assert holder.register().newest_ms == young.scheduled_ms
+        holder.finish(lease)
+        assert holder.backend.prune(0, 100).deleted == 1
+        assert holder.register().newest_ms == young.scheduled_ms
+        assert holder.ask(between).verdict is Verdict.TOO_OLD
+        newer = store.run()
+        holder.win(newer)
+        assert holder.register().newest_ms == newer.scheduled_ms
 
     @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.WAITING])
     def test_pruning_abandons_what_nobody_can_claim(
