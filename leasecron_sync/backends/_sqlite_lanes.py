@@ -67,7 +67,7 @@ class Store(Protocol):
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_held: list[Lane] = []
+_held: dict[int, list[Lane]] = {}  # by the thread that forks
 _hooked = threading.Lock()
 
 # Where a call did not end in time for the fork, its connection stays referenced in the child, and
@@ -91,16 +91,17 @@ def was_inherited(identity: Optional[Identity]) -> bool:
 
 
 def _before_fork() -> None:
+    held = _held[threading.get_ident()] = []
     for store in list(_stores):
         for lane in store.lanes():
             if lane.lock.acquire(timeout=FORK_S):
-                _held.append(lane)
+                held.append(lane)
                 lane.drop()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop().lock.release()
+    for lane in _held.pop(threading.get_ident(), []):
+        lane.lock.release()
 
 
 def _in_child() -> None:

@@ -155,7 +155,7 @@ class SQLiteTables:
             "SELECT j.name, r.scheduled_ms FROM leasecron_run r "
             "CROSS JOIN leasecron_job j ON j.id = r.job_id WHERE r.space_id = ? "
             "AND r.scheduled_ms < ? AND r.settled_ms IS NOT NULL "
-            "ORDER BY r.scheduled_ms LIMIT ?",
+            "ORDER BY r.scheduled_ms, j.name LIMIT ?",
             (self._space_id, scheduled_ms, limit),
         )
         return [RunKey(*row) for row in rows]
@@ -191,13 +191,12 @@ class SQLiteTables:
                 (self._space_id, limit),
             )
             return _readable(rows)
-        job_id = self._job_id(job)
         rows = self._rows(
-            f"SELECT {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? "
+            f"SELECT ?, {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? "
             "ORDER BY r.scheduled_ms DESC LIMIT ?",
-            (job_id, limit),
+            (job, self._job_id(job), limit),
         )
-        return [_record(job, row) for row in rows]
+        return _readable(rows)
 
     def summaries(self, limit: int) -> Sequence[JobSummary]:
         rows = self._rows(
@@ -207,7 +206,12 @@ class SQLiteTables:
         found: list[JobSummary] = []
         for name, owed_from_ms in rows:
             newest = self.history(name, 1)
-            unsettled = len(self.unsettled(name))
+            rows = self._rows(
+                f"SELECT count(*) FROM leasecron_run r {_UNSETTLED} "
+                "WHERE r.space_id = ? AND r.job_id = ? AND r.settled_ms IS NULL",
+                (self._space_id, self._job_id(name)),
+            )
+            unsettled = rows[0][0]
             found.append(JobSummary(name, owed_from_ms, newest[0] if newest else None, unsettled))
         return found
 

@@ -62,7 +62,7 @@ class MemoryTables:
             for record in self.all_runs()
             if record.state.settled and record.key.scheduled_ms < scheduled_ms
         ]
-        return sorted(keys, key=lambda key: key.scheduled_ms)[:limit]
+        return sorted(keys, key=lambda key: (key.scheduled_ms, key.job))[:limit]
 
     def states(self, span: JobSpan) -> Mapping[int, RunState]:
         runs = self.runs.get(span.job, {})

@@ -11,6 +11,7 @@ from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
 
 from leasecron_sync.backends import _local
 from leasecron_sync.backends._sqlite_lanes import Lane, close_before_forks, was_inherited
+from leasecron_sync.backends._sqlite_schema import make_tables, read_meta, use_log
 from leasecron_sync.backends._sqlite_tables import SQLiteTables
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
@@ -207,12 +208,16 @@ class SQLiteLease(LeaseBackend):
             message = f"another call on the SQLite file {self._path!r} did not end in time"
             raise StoreUnavailable(message)
         try:
+            if begin == READ and self._file_identity() is None:
+                message = f"the SQLite file {self._path!r} does not exist"
+                raise StoreUnavailable(message)
             tables, connection = self._connected(lane, settings, deadline_ms)
             if not lane.prepared and begin == WRITE:
+                use_log(connection, _clock, deadline_ms)
                 self._prepare(connection)
                 lane.prepared = True
             elif not lane.prepared:
-                self._check_format(_meta(connection))
+                self._check_format(read_meta(connection))
             connection.execute(f"PRAGMA busy_timeout = {_busy_ms(deadline_ms)}")
             return self._transaction(tables, connection, work, begin=begin)
         except sqlite3.Error as error:
@@ -260,7 +265,11 @@ class SQLiteLease(LeaseBackend):
         rows = connection.execute(
             "SELECT value FROM leasecron_meta WHERE name = 'clock_ms'"
         ).fetchall()
-        stored_ms = int(rows[0][0])
+        try:
+            stored_ms = int(rows[0][0])
+        except (IndexError, ValueError) as error:
+            message = f"the SQLite file {self._path!r} is damaged: it has no clock"
+            raise StoreRejected(message) from error
         now_ms = self._now_ms()
         if now_ms >= stored_ms:
             return now_ms, stored_ms
@@ -316,25 +325,12 @@ class SQLiteLease(LeaseBackend):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the file a store, unless it is one; reads alone leave a file as it is."""
-        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-        if mode != "wal":
-            connection.execute("PRAGMA journal_mode = WAL")
         # NORMAL may forget the last commits when the power fails: a claim could be won twice.
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(WRITE)
         try:
-            for statement in _schema():
-                connection.execute(statement)
-            for name, value in (
-                ("format", str(STORE_FORMAT)),
-                ("store_id", os.urandom(16).hex()),
-                ("clock_ms", "0"),
-            ):
-                connection.execute(
-                    "INSERT OR IGNORE INTO leasecron_meta (name, value) VALUES (?, ?)",
-                    (name, value),
-                )
-            meta = _meta(connection)
+            make_tables(connection)
+            meta = read_meta(connection)
             self._check_format(meta)
         except BaseException:
             if connection.in_transaction:
@@ -344,7 +340,7 @@ class SQLiteLease(LeaseBackend):
         self._store_id = meta["store_id"]
 
     def _check_format(self, meta: Mapping[str, Any]) -> None:
-        found = meta["format"]
+        found = meta.get("format", "no")
         if found != str(STORE_FORMAT):
             message = (
                 f"the SQLite file {self._path!r} has store format {found}, this version of "
@@ -366,15 +362,3 @@ class SQLiteLease(LeaseBackend):
 def _busy_ms(deadline_ms: int) -> int:
     """Return how long to wait for the file; a quarter of the time is left for the work itself."""
     return max(1, (deadline_ms - _clock.steady_ms()) * 3 // 4)
-
-
-def _meta(connection: sqlite3.Connection) -> dict[str, str]:
-    return dict(connection.execute("SELECT name, value FROM leasecron_meta").fetchall())
-
-
-def _schema() -> list[str]:
-    from importlib import resources  # late: it is slow to import, and needed once
-
-    folder = resources.files("leasecron_sync.backends") / "_sql" / "sqlite"
-    text = (folder / "schema.sql").read_text(encoding="utf-8")
-    return [part for part in text.split(";\n") if part.strip()]

@@ -48,14 +48,13 @@ class _Plan:
 
     Attributes:
         spans: First and last of the times handed out in a row, the newest row last.
-        undecided: Times within the spans that are to be handed out again.
         jittering: Times that have come and wait for their jitter.
+        begin_span: True when the next time handed out does not follow the last one.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.spans: list[tuple[int, int]] = []
-        self.undecided: set[int] = set()
         self.jittering: set[int] = set()
         self.begin_span = True
 
@@ -64,29 +63,47 @@ class _Plan:
         scheduled_ms = self.job.schedule.after(instant_ms)
         for _number in range(len(self.spans) + 1):
             span = self._span_of(scheduled_ms)
-            if scheduled_ms is None or span is None:
+            if span is None:
                 break
-            again = [ms for ms in self.undecided if scheduled_ms <= ms <= span[1]]
-            if again:
-                return min(again)
             self.begin_span = True
             scheduled_ms = self.job.schedule.after(span[1])
         return scheduled_ms
 
     def was_handed_out(self, scheduled_ms: int) -> bool:
-        """Tell whether a time was handed out and decided."""
-        return self._span_of(scheduled_ms) is not None and scheduled_ms not in self.undecided
+        """Tell whether a time was handed out, and is not to be handed out again."""
+        return self._span_of(scheduled_ms) is not None
 
     def mark(self, scheduled_ms: int) -> None:
         """Note that a time is handed out."""
-        self.undecided.discard(scheduled_ms)
-        if self._span_of(scheduled_ms) is not None:
+        if self.was_handed_out(scheduled_ms):
             return
-        if self.begin_span or not self.spans or scheduled_ms < self.spans[-1][0]:
-            self.spans = [*self.spans, (scheduled_ms, scheduled_ms)][-MAX_SPANS:]
-            self.begin_span = False
+        row = self._row_before(scheduled_ms) if self.begin_span else self.spans[-1]
+        self.begin_span = False
+        if row is None:
+            self.spans.append((scheduled_ms, scheduled_ms))
         else:
-            self.spans[-1] = (self.spans[-1][0], scheduled_ms)
+            self.spans.remove(row)
+            self.spans.append((row[0], scheduled_ms))
+        del self.spans[:-MAX_SPANS]
+
+    def release(self, scheduled_ms: int) -> None:
+        """Let a time be handed out again: it was handed out in vain."""
+        span = self._span_of(scheduled_ms)
+        if span is None:
+            return
+        schedule, place = self.job.schedule, self.spans.index(span)
+        before_ms, after_ms = schedule.before(scheduled_ms), schedule.after(scheduled_ms)
+        parts: list[tuple[int, int]] = []
+        if before_ms is not None and before_ms >= span[0]:
+            parts.append((span[0], before_ms))
+        if after_ms is not None and after_ms <= span[1]:
+            parts.append((after_ms, span[1]))
+        self.spans[place : place + 1] = parts
+        del self.spans[:-MAX_SPANS]
+
+    def _row_before(self, scheduled_ms: int) -> Optional[tuple[int, int]]:
+        before_ms = self.job.schedule.before(scheduled_ms) if self.spans else None
+        return next((span for span in self.spans if span[1] == before_ms), None)
 
     def _span_of(self, scheduled_ms: Optional[int]) -> Optional[tuple[int, int]]:
         if scheduled_ms is None:
@@ -146,10 +163,11 @@ class Agenda:
         for key in undecided:
             plan = self._plans.get(key.job)
             if plan is not None:
-                plan.undecided.add(key.scheduled_ms)
+                plan.release(key.scheduled_ms)
         self._heap.clear()
         for plan in self._plans.values():
-            plan.undecided |= plan.jittering
+            for scheduled_ms in plan.jittering:
+                plan.release(scheduled_ms)
             plan.jittering.clear()
             plan.begin_span = True
             self._place(plan, now_ms)

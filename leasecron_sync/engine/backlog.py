@@ -21,10 +21,13 @@ class Expiry:
             job's options say it.
         unsettled_ms: How long an unsettled run is kept that cannot be asked for; the store will
             name it again.
+        surplus: Claim backends: how many late runs of a job are kept; None on lease backends, where
+            the job's options say it.
     """
 
     window_ms: Optional[int]
     unsettled_ms: int
+    surplus: Optional[int] = None
 
 
 class Backlog:
@@ -78,13 +81,34 @@ class Backlog:
             elif item.origin is not Origin.UNSETTLED:
                 item.origin, item.found_ms, item.ask_ms = Origin.UNSETTLED, steady_ms, steady_ms
 
-    def remove_job(self, name: str) -> None:
-        """Forget the runs of a job."""
-        self._items = {key: item for key, item in self._items.items() if key.job != name}
+    def replace_job(self, name: str, job: Optional[Job]) -> list[Candidate]:
+        """Forget the runs of a job; what may have been won stays with the job's new definition.
+
+        Returns:
+            What may have been won, and is forgotten since there is no such job any more.
+        """
+        kept: dict[RunKey, Candidate] = {}
+        lost: list[Candidate] = []
+        for key, item in self._items.items():
+            if key.job == name and not item.unknown:
+                continue
+            if key.job == name and job is None:
+                lost.append(item)
+                continue
+            if key.job == name and job is not None:
+                item.job = job
+            kept[key] = item
+        self._items = kept
+        return lost
 
     def drop_future(self, now_ms: int) -> list[RunKey]:
-        """Leave out what is not due after the clock was set back; return those undecided."""
-        gone = [key for key, item in self._items.items() if item.due_ms > now_ms]
+        """Leave out what is not due after the clock was set back; return those undecided.
+
+        What this instance may have won without knowing it stays, and is asked for again.
+        """
+        gone = [
+            key for key, item in self._items.items() if item.due_ms > now_ms and not item.unknown
+        ]
         for key in gone:
             del self._items[key]
         return gone
@@ -110,19 +134,21 @@ class Backlog:
         ]
         for item in expired:
             del self._items[item.key]
-        surplus = self._surplus()
+        surplus = self._surplus(expiry, now_ms, steady_ms)
         for item in surplus:
+            item.surplus = True
             del self._items[item.key]
         return expired + surplus
 
-    def _surplus(self) -> list[Candidate]:
+    def _surplus(self, expiry: Expiry, now_ms: int, steady_ms: int) -> list[Candidate]:
         by_job: dict[str, list[Candidate]] = {}
         for item in self._items.values():
-            if item.origin is not Origin.UNSETTLED:
+            late = not item.is_on_time(now_ms, steady_ms)
+            if late and item.origin is not Origin.UNSETTLED:
                 by_job.setdefault(item.key.job, []).append(item)
         surplus: list[Candidate] = []
         for items in by_job.values():
-            limit = items[0].job.options.catch_up_limit
+            limit = expiry.surplus or items[0].job.options.catch_up_limit
             if len(items) > limit:
                 items.sort(key=lambda item: item.key)
                 surplus += items[: len(items) - limit]

@@ -51,6 +51,7 @@ class Caller:
         self._on_skew = on_skew
         self._lock = threading.RLock()  # a signal handler may read the state again
         self._failing: set[str] = set()
+        self._refused: set[str] = set()
         self._down_since_ms: Optional[int] = None
         self._back_at_ms: Optional[int] = None
         self._skew_ms: Optional[int] = None
@@ -70,12 +71,12 @@ class Caller:
         try:
             result = function()
         except StoreError as error:
-            self._failed(lane, error)
+            self.failed(lane, error)
             raise
         except Exception as error:
             _logger.exception("the backend let a foreign error escape")
             unknown = OutcomeUnknown(f"{type(error).__name__}: {error}")
-            self._failed(lane, unknown)
+            self.failed(lane, unknown)
             raise unknown from error
         if lane not in self._rounds:
             self._answered(lane)
@@ -114,6 +115,9 @@ class Caller:
         """Do not wait for an answer of a lane that will make no more calls."""
         with self._lock:
             self._failing.discard(lane)
+            self._refused.discard(lane)
+            if self._down_since_ms is not None and not self._failing:
+                self._failing |= self._rounds  # somebody has to find out when the store is back
 
     def is_down(self) -> bool:
         """Tell whether an outage is going on."""
@@ -164,10 +168,15 @@ class Caller:
             self._skew_told = True
             self._on_skew(skew_ms)
 
-    def _failed(self, lane: str, error: StoreError) -> None:
+    def failed(self, lane: str, error: StoreError) -> None:
+        """Note that a call failed."""
         if isinstance(error, StoreRejected) and lane not in self._rounds:
-            # The store answers, and refuses this one thing.
-            _logger.warning("the store refused a call lane=%s error=%r", lane, str(error))
+            # The store answers, and refuses this one thing; told once, however often it is tried.
+            with self._lock:
+                known = lane in self._refused
+                self._refused.add(lane)
+            if not known:
+                _logger.warning("the store refused a call lane=%s error=%r", lane, str(error))
             return
         with self._lock:
             began = self._down_since_ms is None
@@ -180,6 +189,9 @@ class Caller:
             _logger.debug("the store still does not answer lane=%s error=%r", lane, str(error))
 
     def _answered(self, lane: str) -> None:
+        if self._refused:
+            with self._lock:
+                self._refused.discard(lane)
         if self._down_since_ms is None:
             return
         with self._lock:

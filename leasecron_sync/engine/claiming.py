@@ -106,7 +106,8 @@ class OnceClaimer(_Asking):
     """Claims runs of which one instance is the winner, and no more."""
 
     def __init__(self, context: Context, backend: ClaimBackend) -> None:
-        super().__init__(context, context.options.claim_window_ms)
+        # As long as the mechanism remembers who won, at least.
+        super().__init__(context, 2 * context.options.claim_window_ms)
         self._backend = backend
 
     def claim(self, candidates: Sequence[Candidate], sent_ms: int) -> list[Answer]:

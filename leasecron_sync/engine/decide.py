@@ -43,6 +43,7 @@ class Candidate:
         unknown: True when the newest ask may have taken effect.
         refused: True when the newest ask surely had no effect, since the store was down.
         deferred: True when it was answered once that another run is in progress.
+        surplus: True when its job had more late runs than may be made up for.
         due_steady_ms: Steady time at which it is due by the store's clock, once the store said so.
     """
 
@@ -57,6 +58,7 @@ class Candidate:
     unknown: bool = False
     refused: bool = False
     deferred: bool = False
+    surplus: bool = False
     due_steady_ms: Optional[int] = None
 
     def age_ms(self, now_ms: int, steady_ms: int) -> int:
@@ -71,7 +73,7 @@ class Candidate:
             return Reason.UNKNOWN_OUTCOME
         if self.refused:
             return Reason.STORE_DOWN
-        return Reason.TOO_OLD if self.deferred else Reason.NO_FREE_SLOT
+        return Reason.TOO_OLD if self.deferred or self.surplus else Reason.NO_FREE_SLOT
 
     def max_age_ms(self, steady_ms: int) -> int:
         """Return the age after its due time at which this run is too old.

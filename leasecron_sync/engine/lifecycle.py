@@ -21,7 +21,7 @@ from typing import Callable, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend, LeaseBackend
 from leasecron_sync.clock import Clock
-from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
 from leasecron_sync.engine.host import call_at_exit, defer_to_workers
 from leasecron_sync.engine.job import Job
@@ -30,7 +30,6 @@ from leasecron_sync.engine.runtime import LiveRun, Runtime
 from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.engine.worker import execute
 from leasecron_sync.errors import (
-    MissingDependency,
     SchedulerStateError,
     StoreError,
     StoreUnsupported,
@@ -160,7 +159,6 @@ class Lifecycle:
         self._backend.open(
             BackendSettings(self._options.namespace, instance_id, self._options.call_timeout_ms)
         )
-        self._probe()
         context = Context(
             instance_id,
             self._options,
@@ -170,8 +168,13 @@ class Lifecycle:
             runtime=self.runtime,
             spawn=spawn,
         )
-        started = Started(context, jobs)
         self._hub.start()
+        try:
+            self._probe(context)
+            started = Started(context, jobs)
+        except BaseException:
+            self._hub.stop(JOIN_S)
+            raise
         try:
             started.start()
         except RuntimeError as error:
@@ -190,22 +193,15 @@ class Lifecycle:
             len(jobs),
         )
 
-    def _probe(self) -> None:
-        """Ask the store once; what time may mend is a warning."""
+    def _probe(self, context: Context) -> None:
+        """Ask the store once; what time may mend is an outage that begins here."""
         try:
             info = self._backend.probe()
         except StoreUnsupported:
             raise
         except StoreError as error:
-            _logger.warning(
-                "the store does not answer yet, it is tried again until it does backend=%r "
-                "error=%r",
-                self._backend,
-                str(error),
-            )
+            context.caller.failed(TIMER_LANE, error)
             return
-        except MissingDependency:
-            raise
         except Exception:
             _logger.exception("the backend let a foreign error escape")
             return

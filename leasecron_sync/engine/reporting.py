@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Optional
 
+from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.agenda import Gap
 from leasecron_sync.engine.catch_up import CatchUp
 from leasecron_sync.engine.claiming import Answer
-from leasecron_sync.engine.context import Context
-from leasecron_sync.engine.decide import Candidate, count
+from leasecron_sync.engine.context import TIMER_LANE, Context
+from leasecron_sync.engine.decide import Candidate, Origin, count
 from leasecron_sync.engine.runtime import LiveRun
+from leasecron_sync.errors import StoreError
 from leasecron_sync.events import EventName
-from leasecron_sync.model import Reason, RunKey, RunState, Verdict
+from leasecron_sync.model import JobSpan, Reason, RunKey, RunState, Verdict
+from leasecron_sync.options import PENDING_LIMIT
 from leasecron_sync.run import moment
 
 _logger = logging.getLogger("leasecron_sync.engine.reporting")
@@ -59,6 +62,44 @@ class Reporter:
         self._context.emit("run_missed", item.key, reason=reason.value)
         if self._catch_up is not None:
             self._catch_up.note_reported(item.key)
+
+    def expired(self, items: list[Candidate], *, down: bool) -> bool:
+        """Report what this instance could not ask for until it was too old.
+
+        Nothing is missed that somebody ran: the store is asked, while it answers.
+
+        Args:
+            items: What was given up.
+            down: True while the store does not answer.
+
+        Returns:
+            Whether one of them is unsettled in the store.
+        """
+        items = [item for item in items if item.origin is not Origin.UNSETTLED]
+        states = {} if down else self._states(items[:PENDING_LIMIT])
+        for item in items:
+            if item.key not in states:
+                item.refused = item.refused or down
+                self.missed(item, item.missed_for())
+        return any(not state.settled for state in states.values())
+
+    def _states(self, items: list[Candidate]) -> dict[RunKey, RunState]:
+        lease = self._context.backend
+        if not items or not isinstance(lease, LeaseBackend):
+            return {}
+        keys = [item.key for item in items]
+        spans = [JobSpan(key.job, key.scheduled_ms, key.scheduled_ms) for key in keys]
+        try:
+            answers = self._context.caller.call_all(
+                TIMER_LANE, lambda: lease.states(spans), len(spans)
+            )
+        except StoreError:
+            return {}
+        return {
+            RunKey(key.job, scheduled_ms): state
+            for key, answer in zip(keys, answers)
+            for scheduled_ms, state in answer.items()
+        }
 
     def gap(self, gap: Gap) -> None:
         """Report what passed too long ago on a claim backend, where nothing is caught up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from leasecron_sync.options import ON_TIME_MS
+from leasecron_sync.options import ON_TIME_MS, SKEW_WARNING_MS
 
 _logger = logging.getLogger("leasecron_sync.engine.time_watch")
 
@@ -14,6 +14,7 @@ class Passage(Enum):
     """How time went since the last look."""
 
     ORDINARY = "ordinary"
+    NUDGED = "nudged"  # set ahead by less than needs a look back; a known skew may be wrong now
     SET_BACK = "set back"
     JUMPED = "jumped"  # set ahead, or the process was paused or suspended
 
@@ -39,8 +40,9 @@ class TimeWatch:
         stepped_ms = (now_ms - self._now_ms) - (steady_ms - self._steady_ms)
         paused_ms = steady_ms - self._planned_ms
         self._now_ms, self._steady_ms = now_ms, steady_ms
-        if stepped_ms < -ON_TIME_MS:
-            _logger.warning("the clock was set back step_ms=%d", -stepped_ms)
+        if stepped_ms < -SKEW_WARNING_MS:
+            level = logging.WARNING if stepped_ms < -ON_TIME_MS else logging.INFO
+            _logger.log(level, "the clock was set back step_ms=%d", -stepped_ms)
             return Passage.SET_BACK
         if stepped_ms > ON_TIME_MS or paused_ms > ON_TIME_MS:
             _logger.warning(
@@ -49,4 +51,4 @@ class TimeWatch:
                 max(0, stepped_ms),
             )
             return Passage.JUMPED
-        return Passage.ORDINARY
+        return Passage.NUDGED if stepped_ms > SKEW_WARNING_MS else Passage.ORDINARY

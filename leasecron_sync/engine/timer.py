@@ -16,18 +16,18 @@ from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.decide import Asker, Candidate, Origin, pick
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.reporting import Reporter
+from leasecron_sync.engine.skew_check import SkewCheck
 from leasecron_sync.engine.standby import Standby
 from leasecron_sync.engine.starting import Starter
 from leasecron_sync.engine.time_watch import Passage, TimeWatch
 from leasecron_sync.engine.upkeep import Upkeep
 from leasecron_sync.errors import StoreError
 from leasecron_sync.model import (
-    JobSpan,
     OnOverlap,
     RunKey,
     Verdict,
 )
-from leasecron_sync.options import MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT
+from leasecron_sync.options import LOOK_BACK_COUNT, MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT
 
 _logger = logging.getLogger("leasecron_sync.engine.timer")
 
@@ -58,7 +58,7 @@ class TimerLoop:
             assert isinstance(backend, ClaimBackend)
             self._claimer = OnceClaimer(context, backend)
             self._agenda = Agenda(options.claim_window_ms, in_order=True)
-            self._expiry = Expiry(options.claim_window_ms, 0)
+            self._expiry = Expiry(options.claim_window_ms, 0, surplus=LOOK_BACK_COUNT)
             self._catch_up = self._upkeep = None
         self._starter = Starter(context)
         self._reporter = Reporter(context, self._catch_up)
@@ -68,7 +68,9 @@ class TimerLoop:
         self._retry_ms = 0
         self._tend_ms: Optional[int] = 0
         self._full_warned = False
-        self._compare_clocks = self._catch_up is None  # on a lease backend a look back does it
+        # On a lease backend the look back at the start compares the clocks.
+        self._skew = SkewCheck(context, soon=self._catch_up is None)
+        self._held_off = False
         # Held while the agenda, the backlog and the standby are read or changed, never over a call.
         self._lock = threading.RLock()
         self._changes: list[tuple[str, Optional[Job]]] = [(job.name, job) for job in jobs]
@@ -130,27 +132,32 @@ class TimerLoop:
         """Make the calls that are due; tell whether there is more to claim at once."""
         caller = self._context.caller
         failing = caller.is_failing(TIMER_LANE)
-        error: Optional[StoreError] = None
         if failing:
-            # Ask for nothing but an answer: what the outage calls for comes before other calls.
-            caller.call(TIMER_LANE, self._context.backend.probe)
-            with self._lock:
-                self._recover(self._context.clock.steady_ms())
-        try:
-            self._talk()
-        except StoreError as raised:
-            if not failing:
-                raise
-            # The store answers, and refuses one kind of call: claims go on without it.
-            error = raised
+            self._ask_for_an_answer()
+        error = self._talk(tolerant=failing)
+        if error is None and self._catch_up is not None and self._catch_up.wanted:
+            return True  # claims come when it is known what others hold
         more = self._claim()
         if error is not None:
             raise error
         self._backoff.reset()
+        self._held_off = False
         if failing:
             caller.round_ended(TIMER_LANE)
             self._seen_back_ms = caller.back_at_ms  # this round has done what the outage called for
         return more
+
+    def _ask_for_an_answer(self) -> None:
+        """In an outage, ask for nothing else first: what it calls for comes before other calls."""
+        try:
+            self._context.caller.call(TIMER_LANE, self._context.backend.probe)
+        except StoreError:
+            self._held_off = False
+            raise
+        if not self._held_off:  # once: a store that refuses one command all the time is not away
+            self._held_off = True
+            with self._lock:
+                self._recover(self._context.clock.steady_ms())
 
     def _notice_time(self, now_ms: int, steady_ms: int) -> None:
         """Compare the clocks: a step back begins the agenda anew, a pause looks back."""
@@ -158,9 +165,10 @@ class TimerLoop:
         if passage is Passage.SET_BACK:
             # What only the wrong clock called due comes again in its time.
             self._agenda.rebase(now_ms, self._backlog.drop_future(now_ms))
-        if passage is not Passage.ORDINARY:
+        if passage in (Passage.SET_BACK, Passage.JUMPED):
             self._look_back(forget=passage is Passage.SET_BACK)
-            self._compare_clocks = self._catch_up is None
+        if passage is not Passage.ORDINARY:
+            self._skew.want()
         back_ms = self._context.caller.back_at_ms
         if back_ms is not None and back_ms != self._seen_back_ms:
             self._seen_back_ms = back_ms
@@ -181,7 +189,7 @@ class TimerLoop:
         added: dict[str, Job] = {}
         for name, job in changes:
             self._agenda.remove(name)
-            self._backlog.remove_job(name)
+            self._expect_lapses(self._backlog.replace_job(name, job))
             self._jobs.pop(name, None)
             added.pop(name, None)
             if job is not None:
@@ -202,36 +210,47 @@ class TimerLoop:
 
     # -- store calls besides claims ------------------------------------------------------------
 
-    def _talk(self) -> None:
-        """Make the calls that are due, each at most once."""
-        self._starter.hand_back()
-        if self._compare_clocks:
-            self._compare()
-        if self._catch_up is not None:
-            clock = self._context.clock
-            found = self._catch_up.step()
-            with self._lock:
-                now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
-                self._backlog.drop_known(found.known)
-                self._backlog.add_owed(found.owed, now_ms, steady_ms)
-                for item in found.coming:
-                    self._agenda.expect(item.job, item.key.scheduled_ms)
-                if found.unsettled:
-                    self._standby.note(0, steady_ms)
-            self._ask_pending()
-            if self._upkeep is not None and self._upkeep.step():
-                # A run that nobody told this instance of is found here at the latest.
-                with self._lock:
-                    self._standby.note(0, clock.steady_ms())
-        self._tend()
+    def _talk(self, *, tolerant: bool) -> Optional[StoreError]:
+        """Make the calls that are due, each at most once.
 
-    def _compare(self) -> None:
-        clock = self._context.clock
-        sent_ms, sent_steady_ms = clock.now_ms(), clock.steady_ms()
-        info = self._context.caller.call(TIMER_LANE, self._context.backend.probe)
-        self._compare_clocks = False
-        if info.store_ms is not None:
-            self._context.caller.compare_clocks(info.store_ms, sent_ms, sent_steady_ms)
+        Args:
+            tolerant: True while the store answers and refuses a kind of call: the others go on.
+
+        Returns:
+            The first error, where errors are tolerated.
+
+        Raises:
+            StoreError: A call failed, where they are not.
+        """
+        first: Optional[StoreError] = None
+        calls = (self._starter.hand_back, self._skew.step, self._catch_up_step, self._ask_pending)
+        for call in (*calls, self._prune, self._tend):
+            try:
+                call()
+            except StoreError as error:
+                if not tolerant:
+                    raise
+                first = first or error
+        return first
+
+    def _catch_up_step(self) -> None:
+        if self._catch_up is None:
+            return
+        found = self._catch_up.step()
+        with self._lock:
+            now_ms, steady_ms = self._context.caller.now_ms(), self._context.clock.steady_ms()
+            self._backlog.drop_known(found.known)
+            self._backlog.add_owed(found.owed, now_ms, steady_ms)
+            for item in found.coming:
+                self._agenda.expect(item.job, item.key.scheduled_ms)
+            if found.unsettled:
+                self._standby.note(0, steady_ms)
+
+    def _prune(self) -> None:
+        if self._upkeep is not None and self._upkeep.step():
+            # A run that nobody told this instance of is found here at the latest.
+            with self._lock:
+                self._standby.note(0, self._context.clock.steady_ms())
 
     def _ask_pending(self) -> None:
         clock, lease = self._context.clock, self._lease
@@ -283,6 +302,7 @@ class TimerLoop:
                         self._backlog.discard(item)
                 self._standby.note(0, steady_ms)
             raise
+        self._skew.note_claim()
         if self._upkeep is not None:
             self._upkeep.note_claim()
         for answer in answers:
@@ -340,36 +360,17 @@ class TimerLoop:
         context, clock = self._context, self._context.clock
         down = context.caller.is_failing(TIMER_LANE)
         with self._lock:
-            expired = self._backlog.take_expired(
-                self._expiry, context.caller.now_ms(), clock.steady_ms()
-            )
-            for item in expired:
-                if item.unknown and self._lease is not None:
-                    self._standby.expect_lapse(item.tried_ms + context.options.lease_ms + 1)
-        known = self._known_to_store([] if down else expired)
-        for item in expired:
-            if item.key not in known and item.origin is not Origin.UNSETTLED:
-                item.refused = item.refused or down
-                self._reporter.missed(item, item.missed_for())
-
-    def _known_to_store(self, expired: list[Candidate]) -> set[RunKey]:
-        """Return those of which the store has a record; nothing is missed that somebody ran."""
-        lease = self._lease
-        if lease is None or not expired:
-            return set()
-        spans = [
-            JobSpan(item.key.job, item.key.scheduled_ms, item.key.scheduled_ms) for item in expired
-        ]
-        try:
-            states = self._context.caller.call_all(
-                TIMER_LANE, lambda: lease.states(spans), len(spans)
-            )
-        except StoreError:
-            return set()
-        if any(not state.settled for found in states for state in found.values()):
+            now_ms, steady_ms = context.caller.now_ms(), clock.steady_ms()
+            expired = self._backlog.take_expired(self._expiry, now_ms, steady_ms)
+            self._expect_lapses([item for item in expired if item.unknown])
+        if self._reporter.expired(expired, down=down):
             with self._lock:
-                self._standby.note(0, self._context.clock.steady_ms())
-        return {item.key for item, found in zip(expired, states) if found}
+                self._standby.note(0, clock.steady_ms())
+
+    def _expect_lapses(self, items: list[Candidate]) -> None:
+        """Look for runs that may have been won, and are given up, when their leases have lapsed."""
+        for item in items:
+            self._standby.expect_lapse(item.tried_ms + self._context.options.lease_ms + 1)
 
     # -- the next step -------------------------------------------------------------------------
 

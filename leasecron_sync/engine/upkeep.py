@@ -22,7 +22,7 @@ class Upkeep:
     def __init__(self, context: Context, backend: LeaseBackend) -> None:
         self._context = context
         self._backend = backend
-        self._next_ms = context.clock.steady_ms() + UPKEEP_MS
+        self._next_ms = 0  # after the first claim: a process may be too short for a later one
         self._claimed = False
 
     def note_claim(self) -> None:

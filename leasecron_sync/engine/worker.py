@@ -45,6 +45,10 @@ class Ending(NamedTuple):
     error: Optional[BaseException] = None
 
 
+class _TooLate(Exception):
+    """The lease was not trusted any more when the handler was about to be called."""
+
+
 def execute(context: Context, live: LiveRun) -> None:
     """Do all the work of a run's thread."""
     pid = os.getpid()
@@ -79,15 +83,12 @@ def call_handler(context: Context, live: LiveRun) -> Ending:
     In a child that the handler forked, what it raised goes on, and nothing is judged.
     """
     pid = os.getpid()
-    # The last look before the work begins: this thread may have been held up for long.
-    if not live.control.trusted:
-        live.done = True
-        return Ending(Outcome.HANDED_OVER, NOT_STARTED)
-    live.control.started()
-    context.emit_of("run_started", live)
     error: Optional[BaseException] = None
     try:
         _call(context, live)
+    except _TooLate:
+        live.done = True
+        return Ending(Outcome.HANDED_OVER, NOT_STARTED)
     except BaseException as raised:  # SystemExit and KeyboardInterrupt end this run alone
         if os.getpid() != pid:
             raise
@@ -102,6 +103,11 @@ def _call(context: Context, live: LiveRun) -> None:
     with ExitStack() as stack:
         if around_run is not None:
             stack.enter_context(around_run(live.run))
+        # The last look before the work begins: this thread may have been held up for long.
+        if not live.control.trusted:
+            raise _TooLate
+        live.control.started()
+        context.emit_of("run_started", live)
         if live.job.wants_run:
             live.job.handler(live.run)
         else:

@@ -23,21 +23,18 @@ from leasecron_sync import Scheduler, every
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.engine import starting, timer, worker
 from leasecron_sync.engine.agenda import _Plan
-from leasecron_sync.engine.backlog import Backlog
 from leasecron_sync.engine.caller import Caller
 from leasecron_sync.engine.catch_up import CatchUp, Found
-from leasecron_sync.engine.claiming import Answer, _Asking
+from leasecron_sync.engine.claiming import _Asking
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.decide import Asker, Candidate, Pick
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
 from leasecron_sync.engine.runtime import LiveRun
 from leasecron_sync.engine.standby import Standby
-from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.errors import HandOver, OutcomeUnknown, StoreUnavailable
 from leasecron_sync.events import EVENT_NAMES, Event
 from leasecron_sync.model import (
     ClaimReply,
-    JobSpan,
     Lease,
     LeaseClaim,
     LeaseRef,
@@ -64,7 +61,7 @@ from leasecron_sync.testing import (
 )
 from leasecron_sync.testing.faults import Faults
 
-HISTORIES = int(os.environ.get("LEASECRON_SYNC_HISTORIES", "100"))
+HISTORIES = int(os.environ.get("LEASECRON_SYNC_HISTORIES", "80"))
 FIRST_SEED = int(os.environ.get("LEASECRON_SYNC_FIRST_SEED", "0"))
 
 T = TypeVar("T")
@@ -80,7 +77,7 @@ CALM_MS = 40 * SECOND
 EXCUSED_MS = 12 * SECOND
 """What is younger than this in the end may still be under way."""
 
-PLANT_SEEDS = 25
+PLANT_SEEDS = 60
 """Histories in which a planted fault must be found."""
 
 LOCAL = frozenset({"open", "tend", "close", "discard"})
@@ -190,19 +187,21 @@ class Judge:
             beside = grant.key == key or (
                 grant.key.job == key.job and key.job not in self._overlapping
             )
-            _must(not (beside and self.live(grant)), f"{key} was granted beside {grant}")
+            if beside and self.live(grant):
+                message = f"{key} was granted beside {grant}"
+                raise Violation(message)
         _must(lease.ref.token > self.last_token.get(key.job, 0), f"tokens of {key} do not rise")
         self.last_token[key.job] = lease.ref.token
         for grant in before:
             grant.ended = True
-        made = Grant(
-            key, lease.ref.token, lease.attempt, claim.holder, claim.decision_id, until_ms
-        )
+        made = Grant(key, lease.ref.token, lease.attempt, claim.holder, claim.decision_id, until_ms)
         before.append(made)
         self.grants.append(made)
 
     def find(self, ref: LeaseRef) -> Optional[Grant]:
-        return next((item for item in self.by_run.get(ref.key, ()) if item.token == ref.token), None)
+        return next(
+            (item for item in self.by_run.get(ref.key, ()) if item.token == ref.token), None
+        )
 
     def renewed(self, refs: Sequence[LeaseRef], replies: Sequence[RenewReply]) -> None:
         for ref, reply in zip(refs, replies):
@@ -350,6 +349,10 @@ CLAIM_CRASHES = STORM
 CLAIM_STORM = replace(
     STORM, events=("down", "all down", "pause", "store step", "host step", "no threads")
 )
+
+
+HURRICANE = replace(STORM, slow=0.4, lost=0.15, events=("down", "pause", "all down", "store step"))
+"""Slow replies just before renewals fail: what tests of trust need often."""
 
 
 class Body:
@@ -590,7 +593,7 @@ class World:
         self._linger(host, life, before_ms)
         self._refuse_when_down(host, method)
         if lost and rng.random() < 0.5:
-            if rng.random() < weather.late:
+            if rng.random() < weather.late and method != "register":  # else an old schedule stays
                 self._late.append((self.now_ms + rng.randint(0, 3 * CALL_MS), work))
             self._linger(host, life, rng.choice((0, after_ms, CALL_MS)))
             message = f"{method}: request lost"
@@ -696,26 +699,29 @@ class World:
             yield Actor(manual._timer_ms - steady_ms, lambda: self._timer(host))
         if manual._heartbeat is not None and "heartbeat" not in host.busy:
             yield Actor(manual._heartbeat_ms - steady_ms, lambda: self._heartbeat(host))
-        known = {id(item.run) for item in host.works}
-        for run in manual.runs:
-            if id(run) not in known:
-                late_ms = self.rng.choice((0, 0, 0, 5, 300))
-                if self.weather.event_ms and self.rng.random() < 0.05:
-                    late_ms = self.rng.randint(0, 2 * LEASE_MS)  # its thread does not get to work
-                host.works.append(Work(run, now_ms + late_ms))
+        self._find_works(host)
         for item in host.works:
             if f"work {id(item)}" not in host.busy:
                 yield Actor(item.next_ms - now_ms, lambda item=item: self._work(host, item))  # type: ignore[misc]
 
+    def _find_works(self, host: Host) -> None:
+        known = {id(item.run) for item in host.works}
+        for run in host.manual.runs:
+            if id(run) not in known:
+                late_ms = self.rng.choice((0, 0, 0, 5, 300))
+                if self.weather.event_ms and self.rng.random() < 0.05:
+                    late_ms = self.rng.randint(0, 2 * LEASE_MS)  # its thread does not get to work
+                host.works.append(Work(run, self.now_ms + late_ms))
+
     def _timer(self, host: Host) -> None:
         host.steps[self.now_ms // SECOND] += 1
         most = MAX_STEPS + 3 * len(host.events[-60:])
-        _must(host.steps[self.now_ms // SECOND] <= most, f"{host.label} spins")
+        _must(host.steps[self.now_ms // SECOND] <= most, "a timer spins")
         self._as(host, "timer", host.manual.step_timer)
 
     def _heartbeat(self, host: Host) -> None:
         host.steps[-1 - self.now_ms // SECOND] += 1
-        _must(host.steps[-1 - self.now_ms // SECOND] <= MAX_STEPS, f"{host.label}'s heart races")
+        _must(host.steps[-1 - self.now_ms // SECOND] <= MAX_STEPS, "a heart races")
         self._as(host, "heartbeat", host.manual.step_heartbeat)
 
     def _as(self, host: Host, lane: str, act: Callable[[], object]) -> None:
@@ -736,7 +742,7 @@ class World:
         if not body.ended:
             self._active = body
             body.resume()
-            item.next_ms = self.now_ms if body.ended else body.next_ms
+            item.next_ms = max(self.now_ms, body.next_ms)
             return
 
         def settle() -> None:
@@ -763,16 +769,19 @@ class World:
             host.paused_ms = self.now_ms + rng.choice((500, 3_000, 8_000, 15_000))
         elif what == "kill" and host.alive:
             self._kill(host)
-        elif what == "stop" and host.alive and host.stopping_ms is None:
-            if "timer" not in host.busy and host.paused_ms <= self.now_ms:
-                host.stopping_ms = self.now_ms + 4_000
-                self._as(host, "timer", host.manual.stop)
+        elif what == "stop" and self._can_stop(host):
+            host.stopping_ms = self.now_ms + 4_000
+            self._as(host, "timer", host.manual.stop)
         elif what == "deploy":
             self._deploy(host)
         elif what == "no threads":
             host.manual.can_start_threads = rng.random() < 0.8
         else:
             self._step_clock(what, host)
+
+    def _can_stop(self, host: Host) -> bool:
+        works = host.alive and host.stopping_ms is None and host.paused_ms <= self.now_ms
+        return works and "timer" not in host.busy
 
     def _step_clock(self, what: str, host: Host) -> None:
         rng = self.rng
@@ -812,10 +821,9 @@ class World:
                     continue
                 grant = self.judge.find(live.lease.ref)
                 assert grant is not None
-                _must(
-                    self.judge.live(grant),
-                    f"{host.label} trusts a lease that is not live at {self.now_ms}: {grant}",
-                )
+                if not self.judge.live(grant):
+                    message = f"{host.label} trusts a lease that is not live: {grant}"
+                    raise Violation(message)
 
     def _judge_the_end(self) -> None:
         end_ms = self.store_clock.now_ms() - EXCUSED_MS
@@ -876,7 +884,7 @@ class World:
         old = loop._backlog.filtered(lambda item: item.due_ms < end_ms)
         _must(not old, f"{host.label} still means to claim {[item.key for item in old]}")
         sizes = {
-            "backlog": len(loop._backlog),
+            "backlog": len(loop._backlog.filtered(self._is_due)),
             "handing back": len(loop._starter._handing_back),
             "lapses": len(loop._standby._lapses),
             "heap": len(loop._agenda._heap) - len(loop._jobs),
@@ -888,6 +896,8 @@ class World:
             twice = one == two == "store_back" or (one == two and host.life == 0)
             _must(not twice, f"{host.label} told {one} twice")
 
+    def _is_due(self, item: Candidate) -> bool:
+        return item.due_ms <= self.store_clock.now_ms()
 
     def _undecided(self, plan: _Plan) -> int:
         """Count those that come in time no more."""
@@ -994,15 +1004,19 @@ def no_margin(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_before_the_handler(patch: pytest.MonkeyPatch) -> None:
+    call_handler = worker.call_handler
+
     def call(context: Context, live: LiveRun) -> worker.Ending:
-        live.control.started()
-        error: Optional[BaseException] = None
-        try:
-            worker._call(context, live)
-        except BaseException as raised:  # noqa: BLE001 - judged
-            error = raised
-        live.done = True
-        return worker.judge(live, error)
+        control = live.control
+        until_ms, started = control._trusted_until_ms, control.started
+
+        def begin() -> None:
+            control._trusted_until_ms = until_ms
+            started()
+
+        control._trusted_until_ms = 1 << 60
+        patch.setattr(control, "started", begin)
+        return call_handler(context, live)
 
     patch.setattr(harness, "call_handler", call)
 
@@ -1019,7 +1033,7 @@ def a_new_decision_for_each_try(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_decision_for_all(patch: pytest.MonkeyPatch) -> None:
-    def same(self: _Asking, candidates: Sequence[Candidate], sent_ms: int) -> None:
+    def same(_self: _Asking, candidates: Sequence[Candidate], sent_ms: int) -> None:
         for item in candidates:
             item.decision_id, item.tried_ms = f"{item.key}", sent_ms
 
@@ -1035,17 +1049,10 @@ def looking_back_finds_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CatchUp, "step", nothing)
 
 
-def looking_back_sees_no_records(patch: pytest.MonkeyPatch) -> None:
-    def blind(self: MemoryLease, spans: Sequence[JobSpan]) -> list[dict[int, RunState]]:
-        return [{} for _span in spans]
-
-    patch.setattr(MemoryLease, "states", blind)
-
-
 def unsettled_runs_do_not_go_first(patch: pytest.MonkeyPatch) -> None:
     def last(candidates: Iterable[Candidate], asker: Asker) -> Pick:
         chosen = [item for item in candidates if item.ask_ms <= asker.steady_ms]
-        return Pick(chosen[: max(0, asker.free)])
+        return Pick(chosen[: max(0, asker.free)], starved=False, more=False)
 
     patch.setattr(timer, "pick", last)
 
@@ -1068,16 +1075,6 @@ def a_refused_renewal_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunControl, "trusted", property(trusting))
 
 
-def early_runs_are_asked_for_at_once(patch: pytest.MonkeyPatch) -> None:
-    take = TimerLoop._take
-
-    def impatient(self: TimerLoop, answer: Answer, sent_ms: int) -> None:
-        take(self, answer, sent_ms)
-        answer.candidate.ask_ms = 0
-
-    patch.setattr(TimerLoop, "_take", impatient)
-
-
 def nothing_ends_an_outage(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Caller, "round_ended", lambda *_arguments: None)
 
@@ -1086,21 +1083,19 @@ def nothing_ends_an_outage(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "weather", "family"),
     [
-        (trust_from_the_reply_to_a_claim, STORM, "lease"),
-        (trust_from_the_reply_to_a_renewal, STORM, "lease"),
-        (no_margin, STORM, "lease"),
+        (trust_from_the_reply_to_a_claim, HURRICANE, "lease"),
+        (trust_from_the_reply_to_a_renewal, HURRICANE, "lease"),
+        (no_margin, HURRICANE, "lease"),
         (no_look_before_the_handler, STORM, "lease"),
         (a_new_decision_for_each_try, MILD, "lease"),
         (a_new_decision_for_each_try, CLAIM_STORM, "claim"),
         (one_decision_for_all, STORM, "lease"),
         (one_decision_for_all, CLAIM_STORM, "claim"),
         (looking_back_finds_nothing, STORM, "lease"),
-        (looking_back_sees_no_records, STORM, "lease"),
         (unsettled_runs_do_not_go_first, STORM, "lease"),
         (unsettled_runs_are_not_looked_for, STORM, "lease"),
         (an_end_is_told_once, MILD, "lease"),
         (a_refused_renewal_is_ignored, STORM, "lease"),
-        (early_runs_are_asked_for_at_once, STORM, "lease"),
         (nothing_ends_an_outage, STORM, "lease"),
     ],
 )

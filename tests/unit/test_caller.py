@@ -1,0 +1,161 @@
+"""Calls of the store: outages, the delay until the next try, the skew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from leasecron_sync.engine.caller import LAST_DELAY_MS, Backoff, Caller
+from leasecron_sync.errors import OutcomeUnknown, StoreError, StoreRejected, StoreUnavailable
+from leasecron_sync.testing import ManualClock
+from tests.fleet import MINUTE, SECOND, Fleet
+
+
+class Ear:
+    """A caller and what it told."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.told: list[str] = []
+        self.skews: list[int] = []
+        self.caller = Caller(
+            self.clock,
+            rounds=frozenset({"timer"}),
+            on_down=lambda _error: self.told.append("down"),
+            on_back=lambda: self.told.append("back"),
+            on_skew=self.skews.append,
+        )
+
+    def fail(self, lane: str, error: BaseException) -> None:
+        def work() -> None:
+            raise error
+
+        with pytest.raises((StoreError, KeyboardInterrupt)):
+            self.caller.call(lane, work)
+
+    def answer(self, lane: str) -> None:
+        self.caller.call(lane, lambda: None)
+
+
+DOWN = StoreUnavailable("down")
+
+
+def test_an_outage_is_told_once_at_each_end_however_many_lanes_meet_it() -> None:
+    ear = Ear()
+    for _ in range(3):
+        ear.fail("heartbeat", DOWN)
+        ear.fail("settle", DOWN)
+    assert ear.caller.down_since_ms == ear.clock.now_ms()
+    ear.answer("heartbeat")
+    assert ear.told == ["down"]
+    ear.answer("settle")
+    assert ear.told == ["down", "back"]
+    assert ear.caller.down_since_ms is None
+    assert ear.caller.back_at_ms == ear.clock.steady_ms()
+
+
+def test_a_lane_of_rounds_has_its_answer_when_the_round_has_ended() -> None:
+    ear = Ear()
+    ear.fail("timer", DOWN)
+    ear.answer("timer")
+    ear.answer("heartbeat")
+    assert ear.caller.is_failing("timer")
+    ear.caller.round_ended("timer")
+    assert not ear.caller.is_failing("timer")
+    assert ear.told == ["down", "back"]
+
+
+def test_a_refusal_is_no_outage_but_in_a_round() -> None:
+    ear = Ear()
+    ear.fail("settle", StoreRejected("no"))
+    assert ear.told == []
+    ear.fail("timer", StoreRejected("no"))
+    assert ear.told == ["down"]
+
+
+def test_a_foreign_error_is_an_unknown_outcome() -> None:
+    ear = Ear()
+    empty: dict[str, int] = {}
+    with pytest.raises(OutcomeUnknown, match="KeyError: 'x'"):
+        ear.caller.call("timer", lambda: empty["x"])
+    ear.fail("timer", KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("replies", [[], [1], [1, 2, 3]])
+def test_replies_of_a_wrong_number_are_no_answer(replies: Sequence[int]) -> None:
+    ear = Ear()
+    with pytest.raises(OutcomeUnknown):
+        ear.caller.call_all("heartbeat", lambda: replies, 2)
+    assert ear.told == ["down"]
+    assert ear.caller.call_all("heartbeat", lambda: [1, 2], 2) == [1, 2]
+    assert ear.told == ["down", "back"]
+
+
+def test_the_last_lane_that_fails_is_not_forgotten_with_the_outage_going_on() -> None:
+    # A heartbeat failed, then its only run was settled: nobody was left to find the store back.
+    ear = Ear()
+    ear.fail("heartbeat", DOWN)
+    ear.answer("settle")
+    ear.caller.forget("heartbeat")
+    if ear.caller.down_since_ms is not None:
+        assert ear.caller.is_failing("timer")
+        ear.caller.round_ended("timer")
+    assert ear.caller.down_since_ms is None
+    assert ear.told == ["down", "back"]
+
+
+def test_an_outage_that_a_heartbeat_met_alone_ends_although_its_run_has_ended() -> None:
+    fleet = Fleet()
+    only = fleet.add("a")
+    only.job("job", "0 12 * * *")
+    fleet.held = {"job"}
+    only.start()
+    fleet.advance(32 * SECOND)
+    only.backend.faults.lose_reply("renew")
+    while not only.named("store_down"):
+        fleet.advance(100)
+    fleet.held = set()
+    fleet.advance(5 * MINUTE)
+    assert len(only.named("store_back")) == 1
+    context = only.manual._context
+    assert context is not None
+    assert context.caller.down_since_ms is None
+
+
+def test_skew_beyond_the_bound_is_told_once_and_put_right() -> None:
+    ear = Ear()
+    caller, clock = ear.caller, ear.clock
+    caller.compare_clocks(clock.now_ms() + 500, clock.now_ms(), clock.steady_ms())
+    assert (ear.skews, caller.now_ms()) == ([], clock.now_ms())
+    for _ in range(2):
+        caller.compare_clocks(clock.now_ms() - 3_000, clock.now_ms(), clock.steady_ms())
+    assert ear.skews == [-3_000]
+    assert caller.now_ms() == clock.now_ms() - 3_000
+    caller.note_early(1_000)
+    assert caller.now_ms() == clock.now_ms() - 4_000
+    caller.note_early(500)
+    assert caller.skew_ms == -4_000
+    caller.compare_clocks(clock.now_ms(), clock.now_ms(), clock.steady_ms())
+    assert caller.now_ms() == clock.now_ms()
+
+
+def test_what_may_come_from_the_way_of_a_call_is_no_skew() -> None:
+    ear = Ear()
+    sent_ms, steady_ms = ear.clock.now_ms(), ear.clock.steady_ms()
+    ear.clock.advance(4_000)
+    ear.caller.compare_clocks(sent_ms, sent_ms, steady_ms)
+    assert ear.skews == []
+    assert ear.caller.now_ms() == ear.clock.now_ms()
+
+
+def test_delays_double_up_to_their_limit_and_begin_anew() -> None:
+    backoff = Backoff()
+    delays = [backoff.next_ms() for _ in range(12)]
+    assert backoff.failures == 12
+    assert all(100 * 2**n <= delay <= 100 * 2**n + 100 for n, delay in enumerate(delays[:5]))
+    assert all(LAST_DELAY_MS <= delay <= LAST_DELAY_MS + 100 for delay in delays[-3:])
+    backoff.reset()
+    assert backoff.next_ms() <= 200
+    small = Backoff(50)
+    assert all(small.next_ms() <= 100 for _ in range(30))

@@ -1,0 +1,93 @@
+"""Steps of the wall clock, pauses, and the skew that is put right."""
+
+from __future__ import annotations
+
+import pytest
+
+from leasecron_sync.engine.time_watch import Passage, TimeWatch
+from tests.fleet import HOUR, MIDDAY_MS, MINUTE, SECOND, Fleet, Instance, minutes
+
+
+def skewed(skew_ms: int, schedule: object, family: str = "lease") -> tuple[Fleet, Instance]:
+    fleet = Fleet(family)
+    only = fleet.add("a", skew_ms=skew_ms)
+    only.job("job", schedule)
+    return fleet, only
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "steady_ms", "passage"),
+    [
+        (0, 0, Passage.ORDINARY),
+        (5_000, 5_000, Passage.ORDINARY),
+        (-3, 0, Passage.ORDINARY),
+        (20_000, 20_000, Passage.JUMPED),  # paused
+        (20_000, 5_000, Passage.JUMPED),  # set ahead
+        (-20_000, 5_000, Passage.SET_BACK),
+        (-HOUR, 60_000, Passage.SET_BACK),  # both: what was handed out comes first
+    ],
+)
+def test_both_clocks_are_compared(now_ms: int, steady_ms: int, passage: Passage) -> None:
+    watch = TimeWatch(1_000_000, 7_000)
+    watch.plan(7_000 + 5_000)
+    assert watch.look(1_000_000 + now_ms, 7_000 + steady_ms) is passage
+    watch.plan(7_000 + steady_ms)
+    assert watch.look(1_000_000 + now_ms, 7_000 + steady_ms) is Passage.ORDINARY
+
+
+def test_a_pause_counts_from_what_was_planned() -> None:
+    watch = TimeWatch(0, 0)
+    watch.plan(50_000)
+    assert watch.look(60_000, 60_000) is Passage.ORDINARY
+    watch.plan(60_000)
+    assert watch.look(70_001, 70_001) is Passage.JUMPED
+
+
+@pytest.mark.parametrize("ahead_ms", [400, 700, 3 * SECOND, 9 * SECOND, 30 * SECOND])
+@pytest.mark.parametrize("before_ms", [200, 2 * SECOND, 8 * SECOND])
+def test_a_restart_just_before_a_run_loses_nothing_on_a_host_that_is_ahead(
+    ahead_ms: int, before_ms: int
+) -> None:
+    # Registering tells that it is ahead; by then it had its agenda begin behind the run.
+    fleet, only = skewed(ahead_ms, "*/5 * * * *")
+    only.start()
+    fleet.advance(3 * MINUTE)
+    only.kill()
+    fleet.let_pass(MIDDAY_MS + 5 * MINUTE - before_ms - fleet.store_clock.now_ms())
+    only.start()
+    fleet.advance(5 * MINUTE)
+    assert fleet.started() == [MIDDAY_MS, MIDDAY_MS + 5 * MINUTE]
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+@pytest.mark.parametrize("skew_ms", [-90 * SECOND, -4 * SECOND, 4 * SECOND, 90 * SECOND])
+@pytest.mark.parametrize("step_ms", [-20 * MINUTE, -5 * SECOND, 5 * SECOND, 20 * MINUTE])
+def test_a_clock_stepped_while_it_is_wrong_already_costs_no_run(
+    family: str, skew_ms: int, step_ms: int
+) -> None:
+    fleet, only = skewed(skew_ms, "* * * * *", family)
+    only.start()
+    fleet.advance(4 * MINUTE)
+    only.clock.step(step_ms)
+    fleet.advance(MINUTE)
+    steps = only.steps
+    fleet.advance(9 * MINUTE)
+    assert only.steps - steps < 9 * 60 * 3
+    started = fleet.started()
+    assert len(started) == len(set(started))
+    assert set(started) >= set(minutes(6, 12))
+    assert all(start.at_ms >= start.scheduled_ms for start in fleet.starts)
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+def test_a_clock_that_wanders_about_the_bound_does_not_spin(family: str) -> None:
+    fleet, only = skewed(510, "* * * * *", family)
+    only.start()
+    fleet.advance(MINUTE)
+    for number in range(60):
+        only.clock.step(25 if number % 2 else -25)
+        fleet.advance(10 * SECOND)
+    assert only.steps < 61 * 20
+    assert only.calls() < 200
+    assert set(fleet.started()) >= set(minutes(1, 9))
+    assert len(only.named("skew_found")) <= 1
