@@ -349,7 +349,8 @@ def _number(on: str, name: str, value: object) -> int:
     assert spec.low is not None
     assert spec.high is not None
     if not spec.low <= value <= spec.high:
-        message = f"{name} must be from {spec.low:,} to {spec.high:,}, not {value:,}"
+        unit = " (milliseconds)" if name.endswith("_ms") else ""
+        message = f"{name} must be from {spec.low:,} to {spec.high:,}, not {value:,}{unit}"
         raise ValueError(message)
     return value
 

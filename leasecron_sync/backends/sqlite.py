@@ -90,6 +90,12 @@ class SQLiteLease(LeaseBackend):
 
     def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
         self._path = os.fspath(path)
+        if "://" in self._path:
+            message = (
+                "SQLiteLease takes a path, not a URL: write SQLiteLease('jobs.db') or "
+                "Scheduler('sqlite:///jobs.db')"
+            )
+            raise ValueError(message)
         if not self._path or self._path == ":memory:" or "\0" in self._path:
             message = (
                 f"SQLiteLease needs the path of a file, not {self._path!r}: for tests within one "
@@ -135,6 +141,9 @@ class SQLiteLease(LeaseBackend):
         self._settings = None
 
     def probe(self) -> StoreInfo:
+        if Path(self._path).is_dir():
+            message = f"the SQLite file {self._path!r} is a folder: name a file in it"
+            raise StoreUnsupported(message)
         folder = Path(self._path).absolute().parent
         if not folder.is_dir():
             message = f"the folder {str(folder)!r} for the SQLite file does not exist: make it"
@@ -351,6 +360,11 @@ class SQLiteLease(LeaseBackend):
     def _translated(self, error: sqlite3.Error) -> StoreError:
         text = str(error)
         message = f"SQLite file {self._path!r}: {text}"
+        if "readonly" in text or "unable to open" in text:
+            message += (
+                f": user {os.geteuid()} must be able to read and write the file and its folder, "
+                "where SQLite keeps two files beside it"
+            )
         if "not a database" in text:
             return StoreUnsupported(f"{message}: choose another path")
         if any(part in text for part in _REJECTED):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -44,8 +45,10 @@ _END_BY_MS: Final = 20_000
 _RECORDS: Final = 1_000
 
 EXAMPLE: Final = """\
+import logging
 from leasecron_sync import Scheduler, SQLiteLease, every
 
+logging.basicConfig(level=logging.INFO)  # without it nothing is shown, failures neither
 scheduler = Scheduler(SQLiteLease("jobs.db"))
 
 @scheduler.job(every(seconds=2))  # or "0 3 * * *", timezone="Europe/Athens"
@@ -303,9 +306,15 @@ def failure_of(findings: Findings, kill: Optional[Kill]) -> str:
     return ""
 
 
+def _python() -> str:
+    """Return the interpreter that has this library, as short as it can be said from here."""
+    here = f"{Path.cwd()}{os.sep}"
+    return sys.executable.removeprefix(here)
+
+
 def _say_what_next() -> None:
     say()
-    say('Your turn: save this as jobs.py and start "python jobs.py" in two terminals.')
+    say(f'Your turn: save this as jobs.py and start "{_python()} jobs.py" in two terminals.')
     say()
     say(EXAMPLE)
     say("Read on: README.rst, then docs/ beside it, or leasecron-sync --help.")

@@ -9,6 +9,7 @@ from typing import Callable, Optional, TypeVar
 
 from leasecron_sync.clock import Clock
 from leasecron_sync.errors import OutcomeUnknown, StoreError, StoreRejected
+from leasecron_sync.model import StoreInfo
 from leasecron_sync.options import SKEW_WARNING_MS
 
 T = TypeVar("T")
@@ -81,6 +82,25 @@ class Caller:
         if lane not in self._rounds:
             self._answered(lane)
         return result
+
+    def probe(self, lane: str, function: Callable[[], StoreInfo]) -> Optional[StoreInfo]:
+        """Probe the store; None when it refuses that, which is an answer too.
+
+        Args:
+            lane: See ``call``.
+            function: The call.
+
+        Raises:
+            StoreError: There was no answer.
+        """
+
+        def asked() -> Optional[StoreInfo]:
+            try:
+                return function()
+            except StoreRejected:
+                return None
+
+        return self.call(lane, asked)
 
     def call_all(self, lane: str, function: Callable[[], Sequence[T]], number: int) -> Sequence[T]:
         """Call the store once with several items; there must be a reply to each.

@@ -81,7 +81,10 @@ def takes_run(handler: object) -> bool:
         (inspect.isgeneratorfunction, "a generator function"),
     ):
         if test(inner):
-            message = f"{handler!r} is {kind}: calling it would do nothing, give a plain function"
+            message = (
+                f"{handler!r} is {kind}: calling it would do nothing, give a plain function, for "
+                "example one that calls asyncio.run()"
+            )
             raise TypeError(message)
     try:
         signature = inspect.signature(handler)

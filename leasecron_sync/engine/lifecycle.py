@@ -249,6 +249,14 @@ class Lifecycle:
         def left_s() -> float:
             return max(0.0, (end_ms - self._clock.steady_ms()) / 1000)
 
+        runs = [live for live in self.runtime.runs() if live.instance_id == instance_id]
+        if runs:
+            _logger.info(
+                "stopping, waiting for handlers to end timeout_s=%s runs=%d jobs=%r",
+                timeout_s,
+                len(runs),
+                sorted({live.key.job for live in runs}),
+            )
         try:
             # No more claims; what is granted from here on goes back.
             context.stopping.set()

@@ -150,7 +150,7 @@ class TimerLoop:
     def _ask_for_an_answer(self) -> None:
         """In an outage, ask for nothing else first: what it calls for comes before other calls."""
         try:
-            self._context.caller.call(TIMER_LANE, self._context.backend.probe)
+            self._context.caller.probe(TIMER_LANE, self._context.backend.probe)
         except StoreError:
             self._held_off = False
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import random
@@ -108,10 +109,14 @@ def _call(context: Context, live: LiveRun) -> None:
             raise _TooLate
         live.control.started()
         context.emit_of("run_started", live)
-        if live.job.wants_run:
-            live.job.handler(live.run)
-        else:
-            live.job.handler()
+        result = live.job.handler(live.run) if live.job.wants_run else live.job.handler()
+        if inspect.iscoroutine(result):
+            result.close()
+            message = (
+                "the handler returned a coroutine, so nothing was executed: give a plain function, "
+                "for example one that calls asyncio.run()"
+            )
+            raise TypeError(message)
 
 
 def judge(live: LiveRun, error: Optional[BaseException]) -> Ending:

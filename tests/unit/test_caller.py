@@ -8,8 +8,9 @@ import pytest
 
 from leasecron_sync.engine.caller import LAST_DELAY_MS, Backoff, Caller
 from leasecron_sync.errors import OutcomeUnknown, StoreError, StoreRejected, StoreUnavailable
+from leasecron_sync.model import StoreInfo
 from leasecron_sync.testing import ManualClock
-from tests.fleet import MINUTE, SECOND, Fleet
+from tests.fleet import MINUTE, SECOND, Fleet, minutes
 
 
 class Ear:
@@ -121,6 +122,22 @@ def test_an_outage_that_a_heartbeat_met_alone_ends_although_its_run_has_ended() 
     context = only.manual._context
     assert context is not None
     assert context.caller.down_since_ms is None
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+def test_a_store_that_refuses_nothing_but_a_probe_is_used_all_the_same(family: str) -> None:
+    fleet = Fleet(family)
+    only = fleet.add("a")
+    only.job("job", "* * * * *")
+
+    def refuse() -> StoreInfo:
+        message = "no permission"
+        raise StoreRejected(message)
+
+    only.backend.probe = refuse  # type: ignore[method-assign]
+    only.start()
+    fleet.advance(10 * MINUTE)
+    assert set(fleet.started()) >= set(minutes(1, 8))
 
 
 def test_skew_beyond_the_bound_is_told_once_and_put_right() -> None:
