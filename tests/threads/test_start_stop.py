@@ -152,7 +152,10 @@ def test_stop_from_a_thread_of_the_scheduler_returns_at_once_and_stops(where: st
         scheduler.stop()
         took.append(time.monotonic() - began)
 
-    handler: Callable[..., Any] = (stop) if where == "handler" else lambda: None
+    def nothing() -> None:
+        pass
+
+    handler: Callable[..., Any] = stop if where == "handler" else nothing
     scheduler.add_job(handler, SECONDLY, name="job")
     if where == "listener":
         scheduler.on("run_finished", stop)
