@@ -45,10 +45,8 @@ _END_BY_MS: Final = 20_000
 _RECORDS: Final = 1_000
 
 EXAMPLE: Final = """\
-import logging
 from leasecron_sync import Scheduler, SQLiteLease, every
 
-logging.basicConfig(level=logging.INFO)  # without it nothing is shown, failures neither
 scheduler = Scheduler(SQLiteLease("jobs.db"))
 
 @scheduler.job(every(seconds=2))  # or "0 3 * * *", timezone="Europe/Athens"
@@ -314,7 +312,9 @@ def _python() -> str:
 
 def _say_what_next() -> None:
     say()
-    say(f'Your turn: save this as jobs.py and start "{_python()} jobs.py" in two terminals.')
+    say("Your turn: save this as jobs.py, and start it in two terminals:")
+    say(f"  {_python()} jobs.py")
     say()
     say(EXAMPLE)
+    say("It shows its failures when it configures logging, as README.rst does.")
     say("Read on: README.rst, then docs/ beside it, or leasecron-sync --help.")
