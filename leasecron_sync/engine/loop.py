@@ -29,7 +29,6 @@ class LoopThread:
         self._signal = threading.Event()
         # A daemon, so that a call that hangs cannot hold the interpreter.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.last_step_ms = clock.steady_ms()
 
     def start(self) -> None:
         """Start the thread.
@@ -52,13 +51,12 @@ class LoopThread:
 
     def _run(self) -> None:
         while True:
-            # In pieces: the wait's clock stands still while the machine is suspended, and no
-            # platform's longest wait is ever met.
-            self.last_step_ms = self._clock.steady_ms()
             delay_ms = self._guarded()
             if delay_ms is None:
                 return
             if delay_ms > 0:
+                # In pieces: the wait's clock stands still while the machine is suspended, and no
+                # platform's longest wait is ever met.
                 self._clock.wait(self._signal, min(delay_ms, MAX_WAIT_MS))
             self._signal.clear()
 
