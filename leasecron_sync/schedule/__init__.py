@@ -10,6 +10,7 @@ from typing import Optional, Protocol, Union, cast
 
 from leasecron_sync.schedule.cron import CronSchedule
 from leasecron_sync.schedule.fixed import At, Every, at, every, jitter_of
+from leasecron_sync.schedule.wording import shown
 from leasecron_sync.schedule.zones import check_zone
 
 __all__ = [
@@ -71,7 +72,8 @@ def parse_schedule(schedule: ScheduleLike, timezone: str) -> Schedule:
     if isinstance(cast("object", schedule), (Every, At)):
         return schedule
     message = (
-        f"schedule must be a cron expression, every(seconds=...) or at(datetime), not {schedule!r}"
+        "schedule must be a cron expression, every(seconds=...) or at(datetime), not "
+        f"{shown(schedule)}"
     )
     raise TypeError(message)
 

@@ -12,17 +12,24 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 from leasecron_sync.schedule.pattern import DAY, Pattern
+from leasecron_sync.schedule.wording import shown
 from leasecron_sync.schedule.zones import EARLIEST, LATEST, Stretch, stretch_at
 
-# Far above what people write; it bounds the work that a text can cause.
+# Far above what people write; both bound the work that a text can cause. Blanks beyond one between
+# two fields count for the second alone.
 MAX_EXPRESSION = 255
+MAX_TEXT = 10_000
 # Nothing is made up after a longer jump of the local clock.
 MAX_MADE_UP = 3 * 3600
 
 _CACHED_PATTERNS = 1024
-_MAX_SHOWN = 100
 # More than any clock was ever set by.
 _FAR = 2 * DAY
+# Every kind of year comes within 28 years, or within 40 where a century leaves a leap day out. What
+# does not come in this time falls into a gap each time it would come.
+_HORIZON = 50 * 366 * DAY
+# By then every zone keeps the rules that it has, as far as anybody knows them.
+_SETTLED = 4_102_444_800  # 2100-01-01
 
 _ALIASES = {
     "@hourly": "0 * * * *",
@@ -45,12 +52,13 @@ class _Field(NamedTuple):
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_HOUR = _Field("hour", 0, 23, {}, {})
 _DAY_OF_MONTH = _Field("day of month", 1, 31, {}, {"l": 31})
 _DAY_OF_WEEK = _Field("day of week", 0, 6, {day: n for n, day in enumerate(_WEEKDAYS)}, {"sun": 7})
 _FIELDS = (
     _Field("second", 0, 59, {}, {}),
     _Field("minute", 0, 59, {}, {}),
-    _Field("hour", 0, 23, {}, {}),
+    _HOUR,
     _DAY_OF_MONTH,
     _Field("month", 1, 12, {month: n for n, month in enumerate(_MONTHS, 1)}, {}),
     _DAY_OF_WEEK,
@@ -119,8 +127,8 @@ def _check_entry(field: _Field, entry: str) -> str:
         message = f"step {step} does not fit; write 1 to {size}, or use every(seconds=...)"
         raise ValueError(message)
     if low and not high:
-        # Below version 7 croniter reads 59/5 as */5.
-        return low if _number(field, low) == field.highest and step else entry
+        # Below version 7 croniter reads 59/5 as */5; every version reads 7/5, for Sunday, as 0/5.
+        return low if _number(field, low) >= field.highest and step else entry
     # croniter reads a range of one value as the whole field.
     return low + (nth or "") if high and _is_single(field, low, high) else entry
 
@@ -151,16 +159,18 @@ def _hinted(field: _Field, entry: str) -> str:
 
 def _split(expression: str) -> list[str]:
     """Return the fields of an expression as the user wrote them, always with the second first."""
-    shown = repr(expression[:_MAX_SHOWN])
     if len(expression) > MAX_EXPRESSION:
-        message = f"cron expression {shown}... has over {MAX_EXPRESSION} characters; write a range"
+        message = (
+            f"cron expression {shown(expression)} has over {MAX_EXPRESSION} characters; write a "
+            "range"
+        )
         raise ValueError(message)
     alias = _ALIASES.get(expression.lower())
     if alias is None and expression.startswith("@"):
         message = (
-            f"cron expression {shown} is not known; write one of {', '.join(_ALIASES)}, or the "
-            "fields themselves, or use every(seconds=...); the start of a machine or of an "
-            "application is no scheduled time"
+            f"cron expression {shown(expression)} is not known; write one of "
+            f"{', '.join(_ALIASES)}, or the fields themselves, or use every(seconds=...); the "
+            "start of a machine or of an application is no scheduled time"
         )
         raise ValueError(message)
     fields = (alias or expression).split(" ")
@@ -168,17 +178,16 @@ def _split(expression: str) -> list[str]:
         return ["0", *fields]
     if len(fields) != len(_FIELDS):
         message = (
-            f"cron expression {shown} has {len(fields) if expression else 0} fields; write five "
-            "(minute, hour, day of month, month, day of week) or six with the second in front; "
-            "there is no year"
+            f"cron expression {shown(expression)} has {len(fields) if expression else 0} fields; "
+            "write five (minute, hour, day of month, month, day of week) or six with the second "
+            "in front; there is no year"
         )
         raise ValueError(message)
     return fields
 
 
 def _refusal(expression: str, field: _Field, text: str, reason: object) -> ValueError:
-    shown = expression[:_MAX_SHOWN]
-    return ValueError(f"cron expression {shown!r}: {field.name} {text[:_MAX_SHOWN]!r}: {reason}")
+    return ValueError(f"cron expression {shown(expression)}: {field.name} {shown(text)}: {reason}")
 
 
 def _check(expression: str, field: _Field, text: str) -> str:
@@ -247,6 +256,12 @@ class CronSchedule:
         Raises:
             ValueError: The expression is invalid or can never match.
         """
+        if len(expression) > MAX_TEXT:
+            message = (
+                f"cron expression {shown(expression[:MAX_TEXT])} has over {MAX_TEXT:,} characters, "
+                "blanks included; write it without those that do not count"
+            )
+            raise ValueError(message)
         self.text = " ".join(re.findall(r"[^ \t\r\n]+", expression))
         self.timezone = timezone
         fields = tuple(
@@ -260,6 +275,13 @@ class CronSchedule:
                 "last, or a day of week that can fall on it"
             )
             raise _refusal(self.text, _DAY_OF_MONTH, fields[3], reason)
+        # Fixed times are made up for, and no zone skips more than that again and again.
+        if timezone != "UTC" and not self._fixed and self.after(_SETTLED * 1000) is None:
+            reason = (
+                f"each such time falls into the hour that clocks in {timezone} skip; write another "
+                "hour, or fixed times without *, which are made up for right after it"
+            )
+            raise _refusal(self.text, _HOUR, fields[2], reason)
 
     def __repr__(self) -> str:
         return f"CronSchedule({self.text!r}, {self.timezone!r})"
@@ -267,7 +289,8 @@ class CronSchedule:
     def after(self, instant_ms: int) -> Optional[int]:
         """Return the first scheduled time strictly after an instant."""
         at = max(instant_ms // 1000 + 1, EARLIEST)
-        while at <= LATEST:
+        last = min(at + _HORIZON, LATEST)
+        while at <= last:
             stretch = stretch_at(self.timezone, at)
             if at == stretch.start and self._makes_up(stretch):
                 return at * 1000
@@ -287,7 +310,8 @@ class CronSchedule:
     def before(self, instant_ms: int) -> Optional[int]:
         """Return the last scheduled time strictly before an instant."""
         end = min(-(-instant_ms // 1000), LATEST + 1)
-        while end > EARLIEST:
+        first = max(end - _HORIZON, EARLIEST)
+        while end > first:
             stretch = stretch_at(self.timezone, end - 1)
             found = self._pattern.last(end - 1 + stretch.offset)
             lowest = stretch.start + stretch.offset

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Optional, cast
 
+from leasecron_sync.schedule.wording import shown
 from leasecron_sync.schedule.zones import EARLIEST, EPOCH, LATEST
 
 # A longer period is a mistake of units: the second scheduled time would be a century away.
@@ -28,11 +29,13 @@ class Every:
     def __post_init__(self) -> None:
         """Refuse what is no period."""
         if type(self.seconds) is not int:  # True is an int, too
-            message = f"every(seconds=...) takes a whole number of seconds, not {self.seconds!r}"
+            message = (
+                f"every(seconds=...) takes a whole number of seconds, not {shown(self.seconds)}"
+            )
             raise TypeError(message)
         if not 1 <= self.seconds <= MAX_EVERY_SECONDS:
             message = (
-                f"every(seconds={self.seconds}): seconds must lie between 1 and "
+                f"every(seconds={shown(self.seconds)}): seconds must lie between 1 and "
                 f"{MAX_EVERY_SECONDS} (100 years)"
             )
             raise ValueError(message)
@@ -121,7 +124,7 @@ def at(moment: datetime) -> At:
         ValueError: It is naive, so nobody knows which instant is meant.
     """
     if not isinstance(cast("object", moment), datetime):
-        message = f"at(...) takes a datetime, not {moment!r}"
+        message = f"at(...) takes a datetime, not {shown(moment)}"
         raise TypeError(message)
     if moment.utcoffset() is None:
         message = (

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
 from leasecron_sync.schedule.pattern import DAY
+from leasecron_sync.schedule.wording import shown
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -20,7 +21,7 @@ EARLIEST = -62_135_596_800 + 2 * DAY
 LATEST = 253_402_300_799 - 2 * DAY
 
 # Offsets are found by looking once a day: no zone of the database ever left an offset and was back
-# within four days, so that no change is overlooked.
+# within three days, so that no change is overlooked.
 _LOOK = DAY
 _BLOCK = 128 * DAY
 # No clock was ever set by more than a day and a bit: after two days a change is history.
@@ -75,7 +76,7 @@ def check_zone(name: object) -> str:
         ValueError: It is no name of the IANA database.
     """
     if not isinstance(name, str):
-        message = f"timezone must be an IANA name such as 'Europe/Athens', not {name!r}"
+        message = f"timezone must be an IANA name such as 'Europe/Athens', not {shown(name)}"
         raise TypeError(message)
     if name == "UTC":  # also where the host has no zone database at all
         return name

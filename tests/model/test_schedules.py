@@ -1,4 +1,8 @@
-"""Schedules against a slow evaluator that walks every minute and knows nothing of the library."""
+"""Generated schedules against a slow evaluator that walks every minute.
+
+Its values are generated together with the texts, so nothing has to be read there. The zones of the
+world are in ``test_every_zone``, texts of any kind in ``test_any_text``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple, Optional
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 import pytest
 from croniter import CroniterBadDateError, croniter
@@ -14,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leasecron_sync.schedule import Schedule, at, every, parse_schedule
+from tests.model.schedule_campaign import backwards, between
 
 MINUTE = 60
 DAY = 86_400
@@ -128,28 +133,6 @@ def slow(expression: Expression, minutes: list[Local]) -> list[int]:
             found.append(instant)
         reached = shown
     return found
-
-
-def between(schedule: Schedule, start: int, end: int) -> list[int]:
-    """Scheduled times from start on and before end, in seconds."""
-    found = []
-    instant_ms = schedule.after(start * 1000 - 1)
-    while instant_ms is not None and instant_ms < end * 1000:
-        assert instant_ms % 1000 == 0
-        found.append(instant_ms // 1000)
-        following = schedule.after(instant_ms)
-        assert following is None or following > instant_ms
-        instant_ms = following
-    return found
-
-
-def backwards(schedule: Schedule, start: int, end: int) -> list[int]:
-    found = []
-    instant_ms = schedule.before(end * 1000)
-    while instant_ms is not None and instant_ms >= start * 1000:
-        found.append(instant_ms // 1000)
-        instant_ms = schedule.before(instant_ms)
-    return found[::-1]
 
 
 @functools.cache
@@ -305,37 +288,6 @@ def test_every_and_at_add_up(
         whole = between(schedule, start, end)
         assert whole == between(schedule, start, middle) + between(schedule, middle, end)
         assert whole == backwards(schedule, start, end)
-
-
-def test_every_zone_of_the_database() -> None:
-    """One expression of each kind around the changes of one year, in each zone that differs."""
-    whole_day, whole_month = frozenset(range(24)), Values("*", frozenset(range(1, 32)))
-    months, week = Values("*", frozenset(range(1, 13))), Values("*", frozenset(range(7)))
-    often = Values("*/30", frozenset([0, 30]))
-    half = Values("0,30", frozenset([0, 30]))
-    expressions = [
-        Expression(often, Values("*", whole_day), whole_month, months, week),
-        Expression(half, Values("0-23", whole_day), whole_month, months, week),
-    ]
-    seen = set()
-    for zone in sorted(available_timezones() - {"localtime", "posixrules", "Factory"}):
-        info = ZoneInfo(zone)
-        days = (datetime.fromtimestamp(YEAR_2020 + n * 5 * DAY, info) for n in range(75))
-        offsets = [moment.utcoffset() for moment in days]
-        if len(set(offsets)) == 1 or tuple(offsets) in seen:
-            continue
-        seen.add(tuple(offsets))
-        for n, (one, other) in enumerate(zip(offsets, offsets[1:])):
-            if one == other:
-                continue
-            start = YEAR_2020 + n * 5 * DAY
-            minutes = clock(zone, start - DAY, start + 6 * DAY)
-            for expression in expressions:
-                schedule = parse_schedule(expression.text, zone)
-                expected = [one for one in slow(expression, minutes) if one >= start]
-                assert between(schedule, start, start + 6 * DAY) == expected, zone
-                assert backwards(schedule, start, start + 6 * DAY) == expected, zone
-    assert len(seen) > 10
 
 
 def extensions() -> st.SearchStrategy[tuple[str, str]]:
