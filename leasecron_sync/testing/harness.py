@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
+from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.runtime import LiveRun, Runtime
 from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.engine.worker import Ending, Settling, call_handler, finish
@@ -21,7 +22,6 @@ from leasecron_sync.model import RunRecord
 from leasecron_sync.run import Run
 from leasecron_sync.scheduler import Scheduler
 from leasecron_sync.testing.clock import ManualClock
-from leasecron_sync.testing.faults import FaultyClaim, FaultyLease
 from leasecron_sync.testing.memory import MemoryClaim
 
 MAX_ROUNDS = 10_000
@@ -80,6 +80,7 @@ class ManualScheduler:
         scheduler: Jobs, options and backend.
         clock: The instance's clock.
         store_clock: The store's clock; the instance's when left out.
+        new_id: Makes the id of a start; a random one when left out.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ManualScheduler:
         clock: ManualClock,
         *,
         store_clock: Optional[ManualClock] = None,
+        new_id: Optional[Callable[[], str]] = None,
     ) -> None:
         self.clock = clock
         self._scheduler = scheduler
@@ -100,6 +102,8 @@ class ManualScheduler:
         self._context: Optional[Context] = None
         self._timer: Optional[TimerLoop] = None
         self._heartbeat: Optional[HeartbeatLoop] = None
+        self._new_id = _random_id if new_id is None else new_id
+        self._known_jobs: Mapping[str, Job] = {}
         self._timer_ms = self._heartbeat_ms = 0
         self.runs: list[ManualRun] = []
         """Granted runs that are not settled, the oldest grant first."""
@@ -131,12 +135,10 @@ class ManualScheduler:
         """Open the backend; the first step looks back."""
         options = self._scheduler._options  # noqa: SLF001
         backend = self._backend
-        inner = backend
-        while isinstance(inner, (FaultyLease, FaultyClaim)):
-            inner = inner.inner
+        inner = _innermost(backend)
         if isinstance(inner, (MemoryLease, SQLiteLease, MemoryClaim)):
             inner._now_ms = self._store_clock.now_ms  # noqa: SLF001
-        instance_id = os.urandom(6).hex()
+        instance_id = self._new_id()
         backend.open(BackendSettings(options.namespace, instance_id, options.call_timeout_ms))
         self._context = Context(
             instance_id,
@@ -147,8 +149,8 @@ class ManualScheduler:
             runtime=self._runtime,
             spawn=self._spawn,
         )
-        jobs = list(self._scheduler._jobs.values())  # noqa: SLF001
-        self._timer = TimerLoop(self._context, jobs)
+        self._known_jobs = dict(self._scheduler._jobs)  # noqa: SLF001
+        self._timer = TimerLoop(self._context, list(self._known_jobs.values()))
         self._heartbeat = None
         if isinstance(backend, LeaseBackend):
             self._heartbeat = HeartbeatLoop(self._context, backend)
@@ -223,13 +225,41 @@ class ManualScheduler:
         message = f"after {MAX_ROUNDS:,} steps the scheduler still asks for another one at once"
         raise RuntimeError(message)
 
+    def refresh(self) -> None:
+        """Tell the timer of jobs that were added to the scheduler, or removed, since the start."""
+        self._started()
+        assert self._timer is not None
+        before, jobs = self._known_jobs, dict(self._scheduler._jobs)  # noqa: SLF001
+        self._known_jobs = jobs
+        for name in [*before, *(name for name in jobs if name not in before)]:
+            if jobs.get(name) is not before.get(name):
+                self._timer.change(name, jobs.get(name))
+
     def stop(self) -> None:
         """Stop: hand back what is granted from here on, and tell the runs to end."""
+        self.begin_stop()
+        self.step_timer()
+
+    def begin_stop(self) -> None:
+        """Tell the timer and the runs to end; the timer's next step is its last one."""
         context = self._started()
         context.stopping.set()
         for live in self._runtime.runs():
             live.control.stop()
-        self.step_timer()
+        self._wake_timer()
+
+    def end_stop(self) -> None:
+        """Give up the runs that have not ended, as a stop does when its time is over.
+
+        Their handlers may go on: they stay in ``runs``, and keep their slots over another start.
+        """
+        context = self._started()
+        for live in self._runtime.runs():
+            live.given_up = True
+            live.control.stop()
+            live.give_up.set()
+        context.backend.close()
+        self._context = self._timer = self._heartbeat = None
 
     def kill(self) -> None:
         """End without a word to the store, as a crash does."""
@@ -254,3 +284,13 @@ class ManualScheduler:
 
     def _wake_heartbeat(self) -> None:
         self._heartbeat_ms = self.clock.steady_ms()
+
+
+def _innermost(backend: Backend) -> Backend:
+    """Return the backend that does the work, where others are wrapped around it."""
+    inner: object = getattr(backend, "inner", None)
+    return _innermost(inner) if isinstance(inner, Backend) else backend
+
+
+def _random_id() -> str:
+    return os.urandom(6).hex()

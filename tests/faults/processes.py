@@ -1,30 +1,39 @@
-"""Instances as processes: start them, disturb them, read their logs, judge the history."""
+"""Instances as processes: start them, disturb them, read their histories, judge them."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional, Union
 
 from leasecron_sync import SQLiteLease
 from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.model import RunKey, RunRecord, RunState
+from leasecron_sync.testing import (
+    Entry,
+    Fault,
+    History,
+    HistoryLog,
+    Report,
+    Terms,
+    check,
+    read_history,
+)
+from leasecron_sync.testing.history import faults
 
 ROOT = Path(__file__).parents[2]
 LONG = bool(os.environ.get("LEASECRON_SYNC_LONG"))
-Line = Mapping[str, Any]
 
 
 def boot_ms() -> int:
-    """Return the clock of the logs, which all processes of a host share."""
+    """Return the steady clock of the logs, which all processes of a host share."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
@@ -52,6 +61,8 @@ class Runner:
     def __init__(self, folder: Path, name: str, **options: Union[str, float]) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
+        self._read: list[Entry] = []
+        self._place = 0
         self.disturbed: list[Disturbance] = []
         self.errors = (folder / f"{name}.err").open("w+b")
         arguments = [sys.executable, str(Path(__file__).with_name("runner.py"))]
@@ -80,23 +91,24 @@ class Runner:
         self.errors.seek(0)
         return self.errors.read().decode()
 
-    def lines(self, what: Optional[str] = None) -> list[Line]:
-        """Return its log so far, or the lines of one kind."""
-        if not self.log.exists():
-            return []
-        found = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [line for line in found if what in (None, line["what"])]
+    def entries(self, what: Optional[str] = None) -> list[Entry]:
+        """Return its log so far, or the entries of one kind."""
+        if self.log.exists():
+            with self.log.open("rb") as file:
+                file.seek(self._place)
+                whole, end, _rest = file.read().rpartition(b"\n")
+            self._place += len(whole + end)
+            self._read += [Entry.from_line(line) for line in whole.decode().split("\n") if line]
+        return [entry for entry in self._read if what in (None, entry.what)]
 
-    def inside(self) -> list[Line]:
-        """Return the runs whose handlers are at work."""
-        ended = {
-            (x["job"], x["scheduled_ms"], x["attempt"]) for x in self.lines() if x["what"] in ENDS
-        }
-        return [
-            x
-            for x in self.lines("enter")
-            if (x["job"], x["scheduled_ms"], x["attempt"]) not in ended
-        ]
+    def events(self, name: str) -> list[Entry]:
+        """Return the events of one name that it told so far."""
+        return [entry for entry in self.entries("told") if entry.event == name]
+
+    def inside(self) -> list[Entry]:
+        """Return the starts of the handlers that are at work."""
+        ended = {entry.token for entry in self.entries("ended")}
+        return [entry for entry in self.entries("started") if entry.token not in ended]
 
     def kill(self) -> None:
         """End it as a crash would."""
@@ -140,9 +152,6 @@ class Runner:
                 stream.close()
 
 
-ENDS = ("leave", "interrupted", "raised")
-
-
 @dataclass
 class Cluster:
     """Several runners on one store."""
@@ -171,10 +180,27 @@ class Cluster:
         for runner in self.runners:
             runner.close()
 
-    def lines(self, what: Optional[str] = None) -> list[Line]:
-        """Return all logs, in the order of time."""
-        found = [line for runner in self.runners for line in runner.lines(what)]
-        return sorted(found, key=lambda line: line["at_ms"])
+    def entries(self, what: Optional[str] = None) -> list[Entry]:
+        """Return all logs so far, or the entries of one kind, in the order of time."""
+        found = [entry for runner in self.runners for entry in runner.entries(what)]
+        return sorted(found, key=lambda entry: entry.steady_ms or 0)
+
+    def events(self, name: str) -> list[Entry]:
+        """Return the events of one name that were told so far."""
+        return [entry for entry in self.entries("told") if entry.event == name]
+
+    def runner_of(self, entry: Entry) -> Runner:
+        """Return whose entry it is."""
+        return next(runner for runner in self.runners if entry in runner.entries(entry.what))
+
+    def history(self) -> History:
+        """Return the whole history, with the store's records of now at its end."""
+        end = self.folder / "end.log"
+        end.unlink(missing_ok=True)
+        log = HistoryLog(end)
+        log.records(self.records())
+        log.close()
+        return read_history(*(runner.log for runner in self.runners), end)
 
     def records(self) -> list[RunRecord]:
         """Return the store's records."""
@@ -190,126 +216,82 @@ class Cluster:
         return [record for record in self.records() if not record.state.settled]
 
 
-def key_of(line: Line) -> RunKey:
-    """Return the run that a line is about."""
-    return RunKey(line["job"], line["scheduled_ms"])
-
-
-def judge(cluster: Cluster) -> list[str]:
+def judge(cluster: Cluster, owed: Iterable[RunKey] = ()) -> list[str]:
     """Return what is wrong with the history of a cluster, whatever it was about."""
-    enters = cluster.lines("enter")
-    wrong = doubled_starts(enters)
-    wrong += tokens(enters)
-    wrong += early_successors(cluster, enters)
-    wrong += starts_after_a_finish(cluster, enters)
-    wrong += finished_without_a_start(cluster.records(), enters)
-    return wrong
+    report = check(cluster.history().entries, terms=Terms(owed=tuple(owed)))
+    assert report.totals.executions > 0
+    assert report.totals.undecided == 0
+    wrong = [fault.message for fault in report.faults if not stopped_before(cluster, fault)]
+    return wrong + early_successors(cluster, report)
 
 
-def doubled_starts(enters: Sequence[Line]) -> list[str]:
-    """An attempt begins once, on one instance."""
-    counts = Counter((key_of(line), line["attempt"]) for line in enters)
-    return [f"started {n} times: {key} attempt {a}" for (key, a), n in counts.items() if n > 1]
+def stopped_before(cluster: Cluster, fault: Fault) -> bool:
+    """Tell whether a process was stopped between its look at trust and the handler's first line.
+
+    Then it starts the handler when it goes on, whatever became of the run. No code can prevent it.
+    """
+    if fault.kind not in (faults.STARTED_WITHOUT_LEASE, faults.STARTED_AFTER_FINISH):
+        return False
+    start = fault.entries[-1]
+    assert start.steady_ms is not None
+    return any(
+        item.to_ms is not None and item.from_ms <= start.steady_ms <= item.to_ms + 1_000
+        for item in cluster.runner_of(start).disturbed
+    )
 
 
-def tokens(enters: Sequence[Line]) -> list[str]:
-    """Tokens of a job are never given twice, and rise from attempt to attempt of a run."""
-    wrong = []
-    given = Counter((line["job"], line["token"]) for line in enters)
-    wrong += [
-        f"token {token} of {job} was given {n} times" for (job, token), n in given.items() if n > 1
-    ]
-    by_run: dict[RunKey, list[Line]] = defaultdict(list)
-    for line in enters:
-        by_run[key_of(line)].append(line)
-    for key, lines in by_run.items():
-        ordered = sorted(lines, key=lambda line: line["attempt"])
-        rising = [line["token"] for line in ordered]
-        if rising != sorted(set(rising)):
-            wrong.append(f"tokens of {key} do not rise: {rising}")
-    return wrong
-
-
-def early_successors(cluster: Cluster, enters: Sequence[Line]) -> list[str]:
+def early_successors(cluster: Cluster, report: Report) -> list[str]:
     """The next attempt begins after the last one has ended, or its process was disturbed."""
-    ends = {
-        (key_of(line), line["attempt"]): line["at_ms"]
-        for line in cluster.lines()
-        if line["what"] in ENDS
-    }
-    disturbed = {runner.pid: runner.disturbed for runner in cluster.runners}
-    begins = {(key_of(line), line["attempt"]): line for line in enters}
+    begins = {(entry.job, entry.token): entry for entry in cluster.entries("started")}
+    ends = {(entry.job, entry.token): entry for entry in cluster.entries("ended")}
     wrong = []
-    for (key, attempt), line in begins.items():
-        before = begins.get((key, attempt - 1))
-        if before is None:
-            continue
-        ended_ms = ends.get((key, attempt - 1))
-        if ended_ms is not None and ended_ms <= line["at_ms"]:
-            continue
-        reasons = [
-            item
-            for item in disturbed[before["pid"]]
-            if item.from_ms <= line["at_ms"]
-            and (item.to_ms is None or item.to_ms >= before["at_ms"])
-        ]
-        if not reasons:
-            wrong.append(
-                f"attempt {attempt} of {key} began while attempt {attempt - 1} was at work"
-            )
+    for run in report.runs:
+        started = [attempt for attempt in run.attempts if attempt.started]
+        for before, after in zip(started, started[1:]):
+            old, new = begins[run.job, before.token], begins[run.job, after.token]
+            end = ends.get((run.job, before.token))
+            assert old.steady_ms is not None
+            assert new.steady_ms is not None
+            if end is not None and (end.steady_ms or 0) <= new.steady_ms:
+                continue
+            reasons = [
+                item
+                for item in cluster.runner_of(old).disturbed
+                if item.from_ms <= new.steady_ms
+                and (item.to_ms is None or item.to_ms >= old.steady_ms)
+            ]
+            if not reasons:
+                wrong.append(
+                    f"attempt {after.attempt} of {new.key} began while attempt {before.attempt} "
+                    "was at work"
+                )
     return wrong
 
 
-def starts_after_a_finish(cluster: Cluster, enters: Sequence[Line]) -> list[str]:
-    """Nothing begins after a finish was accepted."""
-    finished: dict[RunKey, Line] = {}
-    wrong = []
-    for line in cluster.lines("run_finished"):
-        if key_of(line) in finished:
-            wrong.append(f"finished twice: {key_of(line)}")
-        finished[key_of(line)] = line
-    for line in enters:
-        end = finished.get(key_of(line))
-        if end is not None and line["attempt"] > end["attempt"]:
-            wrong.append(f"attempt {line['attempt']} of {key_of(line)} began after its finish")
-    return wrong
-
-
-def finished_without_a_start(records: Iterable[RunRecord], enters: Sequence[Line]) -> list[str]:
-    """What the store calls finished was executed."""
-    began = {(key_of(line), line["attempt"]) for line in enters}
-    return [
-        f"finished, and never begun: {record.key} attempt {record.attempt}"
-        for record in records
-        if record.state is RunState.FINISHED and (record.key, record.attempt) not in began
-    ]
-
-
-def lost(
-    records: Iterable[RunRecord], jobs: int, every_s: int, from_ms: int, to_ms: int
-) -> list[str]:
-    """Return the scheduled times of a span that have no settled record."""
-    known = {record.key: record for record in records}
+def owed_runs(jobs: int, every_s: int, from_ms: int, to_ms: int) -> list[RunKey]:
+    """Return the runs of a span."""
     step_ms = every_s * 1000
     first_ms = -(-from_ms // step_ms) * step_ms
-    wrong = []
-    for scheduled_ms in range(first_ms, to_ms + 1, step_ms):
-        for number in range(jobs):
-            record = known.get(RunKey(f"job-{number}", scheduled_ms))
-            if record is None:
-                wrong.append(f"no record: job-{number} {scheduled_ms}")
-            elif not record.state.settled:
-                wrong.append(f"not settled: {record}")
-    return wrong
+    return [
+        RunKey(f"job-{number}", scheduled_ms)
+        for scheduled_ms in range(first_ms, to_ms + 1, step_ms)
+        for number in range(jobs)
+    ]
+
+
+def lost(records: Iterable[RunRecord], owed: Iterable[RunKey]) -> list[str]:
+    """Return the owed runs that have no settled record."""
+    settled = {record.key for record in records if record.state.settled}
+    return [f"lost: {key}" for key in owed if key not in settled]
 
 
 def baseless_skips(cluster: Cluster) -> list[str]:
     """A run is skipped only while another run of its job is in progress, by the store's clock."""
     first_enter: dict[RunKey, int] = {}
-    for line in cluster.lines("enter"):
+    for entry in cluster.entries("started"):
         # Where the first attempt never began, its runner was disturbed right after the grant.
-        wall_ms = line["wall_ms"] if line["attempt"] == 1 else 0
-        first_enter.setdefault(key_of(line), wall_ms)
+        wall_ms = entry.at_ms if entry.attempt == 1 else 0
+        first_enter.setdefault(entry.key, wall_ms)
     records = cluster.records()
     by_job: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:

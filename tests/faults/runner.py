@@ -1,45 +1,26 @@
 """One instance as a process: runs jobs on an SQLite file and writes down what happens.
 
-Every line of its log is one JSON object, written in one piece, so that a kill loses nothing that
-was logged before. Times are CLOCK_BOOTTIME, which all processes of a host share.
+Its log is a history: what the store answered, the handlers, and the events.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
 
-from leasecron_sync import Event, HandOver, LeaseRun, RunInterrupt, Scheduler, SQLiteLease, every
+from leasecron_sync import HandOver, LeaseRun, Scheduler, SQLiteLease, every
+from leasecron_sync.testing import HistoryLog, RecordingLease, executing
+
+SAW_LOSS = "saw_loss"
+"""What a handler tells that sees at its end that its run was lost."""
 
 
-class Log:
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def write(self, what: str, **fields: object) -> None:
-        now_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-        wall_ms = time.time_ns() // 1_000_000
-        head = {"what": what, "pid": os.getpid(), "at_ms": now_ms, "wall_ms": wall_ms}
-        line = json.dumps({**head, **fields}) + "\n"
-        os.write(self._file, line.encode())
-
-
-def handler_of(log: Log, body: str, seconds: float) -> Callable[[LeaseRun], None]:
+def handler_of(log: HistoryLog, body: str, seconds: float) -> Callable[[LeaseRun], None]:
     def handler(run: LeaseRun) -> None:
-        key = {
-            "job": run.job,
-            "scheduled_ms": round(run.scheduled_time.timestamp() * 1000),
-            "attempt": run.attempt,
-            "token": run.token,
-        }
-        log.write("enter", **key)
-        try:
+        with executing(log, run):
             if body == "hand-over":
-                log.write("raised", **key)
                 raise HandOver
             if body == "wait":
                 run.wait(seconds)
@@ -47,10 +28,11 @@ def handler_of(log: Log, body: str, seconds: float) -> Callable[[LeaseRun], None
                 until = time.monotonic() + seconds
                 while time.monotonic() < until:
                     time.sleep(min(0.02, seconds))
-        except RunInterrupt as error:
-            log.write("interrupted", error=type(error).__name__, **key)
-            raise
-        log.write("leave", lost=run.lost, **key)
+            if run.lost:
+                scheduled_ms = round(run.scheduled_time.timestamp() * 1000)
+                log.note(
+                    "told", event=SAW_LOSS, job=run.job, scheduled_ms=scheduled_ms, token=run.token
+                )
 
     return handler
 
@@ -70,8 +52,8 @@ def main() -> None:
     parser.add_argument("--stop-timeout", type=float, default=10.0)
     parser.add_argument("--max-attempts", type=int, default=3)
     options = parser.parse_args()
-    log = Log(options.log)
-    scheduler = Scheduler(SQLiteLease(options.path), lease_ms=options.lease_ms)
+    log = HistoryLog(options.log)
+    scheduler = Scheduler(RecordingLease(SQLiteLease(options.path), log), lease_ms=options.lease_ms)
     for number in range(options.jobs):
         scheduler.add_job(
             handler_of(log, options.body, options.seconds),
@@ -81,34 +63,15 @@ def main() -> None:
             max_attempts=options.max_attempts,
             catch_up_ms=options.catch_up_ms,
         )
-
-    def note(event: Event) -> None:
-        scheduled = event.scheduled_time
-        log.write(
-            event.name,
-            job=event.job,
-            scheduled_ms=None if scheduled is None else round(scheduled.timestamp() * 1000),
-            attempt=event.attempt,
-            token=event.token,
-            reason=event.reason,
-            instance=event.instance_id,
-        )
-
-    for name in (
-        "run_claimed", "run_finished", "run_failed", "run_retried", "run_lost", "run_taken_over",
-        "run_handed_over", "run_skipped", "run_missed", "store_down", "store_back",
-    ):  # fmt: skip
-        scheduler.on(name, note)
+    log.listen(scheduler)
     if options.end == "signal":
         print("ready", flush=True)
         scheduler.run_forever()
     else:
         scheduler.start()
-        log.write("ready", instance=scheduler.status().instance_id)
         print("ready", flush=True)
         sys.stdin.readline()
         scheduler.stop(timeout=options.stop_timeout)
-    log.write("stopped")
 
 
 if __name__ == "__main__":

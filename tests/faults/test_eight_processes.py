@@ -20,6 +20,7 @@ from tests.faults.processes import (
     eventually,
     judge,
     lost,
+    owed_runs,
 )
 
 SECONDS = 60 if LONG else 15
@@ -62,11 +63,11 @@ def test_no_run_is_doubled_or_lost(overlap: str, cluster: Cluster) -> None:
     for number in range(8):
         cluster.start(f"r{number}", jobs=JOBS, overlap=overlap, lease_ms=2_000, seconds=0.7)
     from_ms, to_ms = disturb(cluster, SECONDS)
+    runs = owed_runs(JOBS, 1, from_ms, to_ms)
     # What is under way is brought to its end, within a lease, its takeover and the body.
-    eventually(lambda: lost(cluster.records(), JOBS, 1, from_ms, to_ms) == [], 15)
+    eventually(lambda: lost(cluster.records(), runs) == [], 15)
     cluster.stop()
-    assert lost(cluster.records(), JOBS, 1, from_ms, to_ms) == []
-    assert judge(cluster) == []
+    assert judge(cluster, runs) == []
     owed = [record for record in cluster.records() if from_ms <= record.key.scheduled_ms <= to_ms]
     states = {record.state for record in owed}
     if overlap == "allow":

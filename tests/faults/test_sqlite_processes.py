@@ -23,6 +23,7 @@ from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.errors import StoreUnavailable
 from leasecron_sync.model import LeaseClaim, OnOverlap, RunKey, RunState, Verdict
+from leasecron_sync.testing import HistoryLog, RecordingLease, Report, check, read_history
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 100.0
@@ -36,17 +37,19 @@ from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.errors import *
 from leasecron_sync.model import *
+from leasecron_sync.testing import HistoryLog, RecordingLease
 
 path, me = sys.argv[1], sys.argv[2]
 BASE_MS = int(sys.argv[3])
 FINISHED = Settlement(Outcome.FINISHED)
 clock = SystemClock()
+log = HistoryLog(path + ".history")  # one file for all processes
 
 def say(**what):
     os.write(1, (json.dumps(what) + "\\n").encode())
 
 def connect(name=me, timeout_ms=10_000):
-    backend = SQLiteLease(path)
+    backend = RecordingLease(SQLiteLease(path), log)
     backend.open(BackendSettings("space", name, timeout_ms))
     return backend
 
@@ -121,21 +124,26 @@ class Bench:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.base_ms = SystemClock().now_ms() - 60_000
+        self.log = HistoryLog(self._history)
         self.processes: list[Process] = []
-        self.backends: list[SQLiteLease] = []
+        self.backends: list[RecordingLease] = []
+
+    @property
+    def _history(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.history")
 
     def start(self, script: str) -> Process:
         process = Process(script, self.path, f"process {len(self.processes)}", self.base_ms)
         self.processes.append(process)
         return process
 
-    def connect(self, call_timeout_ms: int = 5_000) -> SQLiteLease:
-        backend = SQLiteLease(self.path)
+    def connect(self, call_timeout_ms: int = 5_000) -> RecordingLease:
+        backend = RecordingLease(SQLiteLease(self.path), self.log)
         backend.open(BackendSettings("space", "test", call_timeout_ms))
         self.backends.append(backend)
         return backend
 
-    def verdict(self, backend: SQLiteLease, job: str, decision: Optional[str] = None) -> Verdict:
+    def verdict(self, backend: RecordingLease, job: str, decision: Optional[str] = None) -> Verdict:
         key = RunKey(job, self.base_ms)
         name = decision or os.urandom(8).hex()
         claim = LeaseClaim(
@@ -152,6 +160,10 @@ class Bench:
         [reply] = backend.claim([claim])
         return reply.verdict
 
+    def judge(self) -> Report:
+        """Judge what all processes were answered."""
+        return check(read_history(self._history).entries)
+
     def check(self) -> None:
         with closing(sqlite3.connect(self.path)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -165,6 +177,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         process.end()
     for backend in bench.backends:
         backend.close()
+    bench.log.close()
+    assert bench.judge().faults == ()
 
 
 # -- races ----------------------------------------------------------------------------------------
@@ -326,7 +340,9 @@ def test_a_stopped_process_that_is_killed_lets_the_others_on(bench: Bench) -> No
 def test_closing_does_not_wait_for_ever_for_a_call_that_is_stuck(bench: Bench) -> None:
     backend = bench.connect()
     assert bench.verdict(backend, "job") is Verdict.GRANTED
-    lane, done = backend._timer_lane, threading.Event()
+    inner = backend.inner
+    assert isinstance(inner, SQLiteLease)
+    lane, done = inner._timer_lane, threading.Event()
 
     def close() -> None:
         backend.close()

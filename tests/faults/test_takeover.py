@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 from leasecron_sync.model import RunState
-from tests.faults.processes import LONG, Cluster, Runner, eventually, judge, key_of, lost
+from leasecron_sync.testing import Entry
+from tests.faults.processes import (
+    LONG,
+    Cluster,
+    Runner,
+    boot_ms,
+    eventually,
+    judge,
+    lost,
+    owed_runs,
+)
+from tests.faults.runner import SAW_LOSS
 
 
 @pytest.fixture
@@ -24,10 +35,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.close()
 
 
-def holder_of(cluster: Cluster, limit_s: float = 10) -> Runner:
-    """Wait until somebody executes a run."""
-    assert eventually(lambda: any(runner.inside() for runner in cluster.runners), limit_s)
-    return next(runner for runner in cluster.runners if runner.inside())
+def holder_of(cluster: Cluster, within_ms: int = 500) -> tuple[Runner, Entry]:
+    """Wait for a handler that began no longer ago than this; one that is nearly over is no good."""
+
+    def beginning() -> list[tuple[Runner, Entry]]:
+        return [
+            (runner, start)
+            for runner in cluster.runners
+            for start in runner.inside()
+            if boot_ms() - (start.steady_ms or 0) < within_ms
+        ]
+
+    found: list[tuple[Runner, Entry]] = []
+
+    def look() -> bool:
+        found[:] = beginning()
+        return bool(found)
+
+    assert eventually(look, 10)
+    return found[0]
 
 
 @pytest.mark.slow
@@ -37,28 +63,30 @@ def test_a_holder_that_stood_still_is_refused_and_its_handler_sees_the_loss(
 ) -> None:
     for name in ("a", "b"):
         cluster.start(name, every=4, lease_ms=1_000, seconds=1.5).wait_ready()
-    holder = holder_of(cluster)
-    held = holder.inside()[0]
+    holder, held = holder_of(cluster)
     holder.pause()
     other = next(runner for runner in cluster.runners if runner is not holder)
     assert eventually(
         lambda: [
-            line
-            for line in other.lines("run_finished")
-            if key_of(line) == key_of(held) and line["attempt"] == 2
+            entry
+            for entry in other.events("run_finished")
+            if entry.key == held.key and entry.attempt == 2
         ],
         10,
     )
     holder.go_on()
-    assert eventually(lambda: [x for x in holder.lines("leave") if key_of(x) == key_of(held)], 10)
-    assert eventually(lambda: [x for x in holder.lines("run_lost") if key_of(x) == key_of(held)], 5)
+    assert eventually(lambda: [x for x in holder.entries("ended") if x.token == held.token], 10)
+    assert eventually(lambda: [x for x in holder.events("run_lost") if x.key == held.key], 5)
     cluster.stop()
-    left = next(line for line in holder.lines("leave") if key_of(line) == key_of(held))
-    assert left["lost"] is True
-    assert not [line for line in holder.lines("run_finished") if key_of(line) == key_of(held)]
-    record = next(record for record in cluster.records() if record.key == key_of(held))
+    assert [entry.token for entry in holder.events(SAW_LOSS)] == [held.token]
+    left = next(entry for entry in holder.entries("ended") if entry.token == held.token)
+    assert left.verdict == "returned"
+    assert not [entry for entry in holder.events("run_finished") if entry.key == held.key]
+    refused = [entry for entry in holder.entries("settled") if entry.token == held.token]
+    assert [entry.verdict for entry in refused] == ["refused"]
+    record = next(record for record in cluster.records() if record.key == held.key)
     assert (record.state, record.attempt) == (RunState.FINISHED, 2)
-    assert record.token > held["token"]
+    assert record.token > held.token
     assert judge(cluster) == []
 
 
@@ -68,27 +96,25 @@ def test_a_killed_run_is_executed_again_before_the_later_runs_of_its_job(cluster
     """The body takes nearly as long as the time to the next run."""
     for name in ("a", "b", "c"):
         cluster.start(name, every=2, lease_ms=1_000, seconds=1.9).wait_ready()
-    holder = holder_of(cluster)
-    held = holder.inside()[0]
+    holder, held = holder_of(cluster)
     time.sleep(0.8)
     holder.kill()
     assert eventually(
         lambda: [
-            line
-            for line in cluster.lines("run_finished")
-            if line["scheduled_ms"] >= held["scheduled_ms"] + 6_000
+            entry
+            for entry in cluster.events("run_finished")
+            if entry.key.scheduled_ms >= held.key.scheduled_ms + 6_000
         ],
         25,
     )
     cluster.stop()
     assert judge(cluster) == []
-    enters = cluster.lines("enter")
-    again = [x for x in enters if key_of(x) == key_of(held) and x["attempt"] == 2]
-    assert len(again) == 1
-    assert again[0]["pid"] != held["pid"]
-    later = [x for x in enters if x["scheduled_ms"] > held["scheduled_ms"]]
+    starts = cluster.entries("started")
+    [again] = [x for x in starts if x.key == held.key and x.attempt == 2]
+    assert cluster.runner_of(again) is not holder
+    later = [x for x in starts if x.key.scheduled_ms > held.key.scheduled_ms]
     assert later
-    assert all(x["at_ms"] > again[0]["at_ms"] for x in later)
+    assert all((x.steady_ms or 0) > (again.steady_ms or 0) for x in later)
     assert {record.reason for record in cluster.records()} <= {"", "overlap", "stopping"}
     assert {record.state for record in cluster.records()} <= {
         RunState.FINISHED,
@@ -105,19 +131,18 @@ def test_a_stopped_instance_hands_over_long_before_its_lease_would_lapse(cluster
         cluster.start(
             name, every=3, lease_ms=lease_ms, seconds=20, body="wait", max_attempts=1
         ).wait_ready()
-    holder = holder_of(cluster)
-    held = holder.inside()[0]
+    holder, held = holder_of(cluster, within_ms=15_000)
     other = next(runner for runner in cluster.runners if runner is not holder)
     # The standby learns of the run when it asks for a later one.
-    assert eventually(lambda: other.lines("run_skipped") or holder.lines("run_skipped"), 8)
+    assert eventually(lambda: cluster.events("run_skipped"), 8)
     holder.stop()
     assert holder.end() == 0
-    assert eventually(lambda: [x for x in other.lines("enter") if key_of(x) == key_of(held)], 8)
-    told = next(line for line in holder.lines("interrupted") if key_of(line) == key_of(held))
-    begun = next(line for line in other.lines("enter") if key_of(line) == key_of(held))
-    assert told["error"] == "RunStopping"
-    assert begun["attempt"] == 2
-    assert begun["at_ms"] - told["at_ms"] < lease_ms / 5
+    assert eventually(lambda: [x for x in other.entries("started") if x.key == held.key], 8)
+    told = next(entry for entry in holder.entries("ended") if entry.token == held.token)
+    begun = next(entry for entry in other.entries("started") if entry.key == held.key)
+    assert (told.verdict, told.reason) == ("interrupted", "RunStopping")
+    assert begun.attempt == 2
+    assert begun.at_ms - told.at_ms < lease_ms / 5
     cluster.stop()
     assert judge(cluster) == []
 
@@ -130,10 +155,11 @@ def test_a_handler_that_always_hands_over_does_not_spin_between_processes(cluste
         cluster.start(name, every=2, lease_ms=lease_ms, body="hand-over").wait_ready()
     time.sleep(seconds)
     cluster.stop()
-    runs = {key_of(line) for line in cluster.lines("enter")}
+    starts = cluster.entries("started")
+    runs = {entry.key for entry in starts}
     # Each process stands back for the length of a lease after each hand-over of a run.
-    assert len(cluster.lines("enter")) <= 2 * len(runs) * (seconds * 1_000 / lease_ms + 1)
-    assert max(line["attempt"] for line in cluster.lines("enter")) >= 3
+    assert len(starts) <= 2 * len(runs) * (seconds * 1_000 / lease_ms + 1)
+    assert max(entry.attempt for entry in starts) >= 3
     assert judge(cluster) == []
 
 
@@ -159,11 +185,12 @@ def test_restarts_across_scheduled_times_lose_nothing(cluster: Cluster) -> None:
         sleep_until(scheduled_s + 0.2)
         runner = cluster.start(f"r{number}", every=every_s, end="signal", catch_up_ms=5_000)
         runner.wait_ready()
-        assert eventually(lambda runner=runner: runner.lines("enter"), 4)  # type: ignore[misc]
+        assert eventually(lambda runner=runner: runner.entries("started"), 4)  # type: ignore[misc]
         scheduled_s += every_s
     to_ms = time.time_ns() // 1_000_000 - 500
-    assert eventually(lambda: lost(cluster.records(), 1, every_s, from_ms, to_ms) == [], 5)
+    owed = owed_runs(1, every_s, from_ms, to_ms)
+    assert eventually(lambda: lost(cluster.records(), owed) == [], 5)
     runner.terminate()
     assert runner.end() == 0
-    assert judge(cluster) == []
+    assert judge(cluster, owed) == []
     assert {record.state for record in cluster.records()} == {RunState.FINISHED}
