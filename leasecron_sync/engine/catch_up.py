@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.context import TIMER_LANE, Context
@@ -52,6 +52,8 @@ class CatchUp:
         self._backend = backend
         self._wanted: dict[str, Job] = {}
         self._reported: dict[str, int] = {}
+        # First and last of what was reported one by one while a look back is still to come.
+        self._told: dict[str, tuple[int, int]] = {}
         self._store_id = ""
 
     @property
@@ -71,14 +73,28 @@ class CatchUp:
             self._wanted[job.name] = job
             if forget:
                 self._reported.pop(job.name, None)
+                self._told.pop(job.name, None)
+
+    def leave_out(self, name: str) -> None:
+        """Do not look back over a job that was removed, or replaced."""
+        self._wanted.pop(name, None)
+        self._told.pop(name, None)
 
     def note_reported(self, key: RunKey) -> None:
         """Note a missed run that was reported by itself."""
+        if key.job in self._wanted:  # what lies before it may not be reported yet
+            first_ms, last_ms = self._told.get(key.job, (key.scheduled_ms, key.scheduled_ms))
+            self._told[key.job] = min(first_ms, key.scheduled_ms), max(last_ms, key.scheduled_ms)
+            return
         known_ms = self._reported.get(key.job, key.scheduled_ms)
         self._reported[key.job] = max(known_ms, key.scheduled_ms)
 
-    def step(self) -> Found:
+    def step(self, expected: Callable[[RunKey], bool] = lambda _key: False) -> Found:
         """Look back over the jobs that are wanted: two round trips for a batch of them.
+
+        Args:
+            expected: Tells whether this instance means to claim a run anyway, so that it is not
+                given up.
 
         Raises:
             StoreError: The store did not answer; the next step asks again.
@@ -92,7 +108,7 @@ class CatchUp:
         looks = [
             look_back(
                 job, now_ms, standing.owed_from_ms, standing.newest_ms, self._reported.get(job.name)
-            )
+            ).without(expected)
             for job, standing in zip(jobs, standings)
         ]
         found = self._compare(looks, steady_ms)
@@ -140,7 +156,11 @@ class CatchUp:
             missing = [ms for ms in look.scheduled if ms not in states]
             owed += [_candidate(look.job, ms, Origin.CAUGHT_UP, steady_ms) for ms in missing]
             coming += [_candidate(look.job, ms, Origin.ON_TIME, steady_ms) for ms in look.coming]
-            self._report(look, given_up(look, states))
+            told = self._told.pop(look.job.name, None)
+            self._report(look, given_up(look, states, told))
+            if told is not None:
+                known_ms = self._reported.get(look.job.name, told[1])
+                self._reported[look.job.name] = max(known_ms, told[1])
         return Found(owed, coming, recorded, unsettled)
 
     def _report(self, look: LookBack, found: Count) -> None:
@@ -148,7 +168,7 @@ class CatchUp:
         if found.first_ms is None or found.last_ms is None:
             return
         key = RunKey(look.job.name, found.last_ms)
-        self.note_reported(key)
+        self._reported[key.job] = max(self._reported.get(key.job, found.last_ms), found.last_ms)
         self._context.emit(
             "run_missed",
             key,

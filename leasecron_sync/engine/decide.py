@@ -1,22 +1,16 @@
-"""Which runs to ask for, in which order and how many. Pure."""
+"""What an instance may ask for, and what may be owed when it looks back. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Optional
+from typing import Callable, Optional
 
 from leasecron_sync.engine.job import Job
+from leasecron_sync.engine.runtime import LiveRun, bars_asking
 from leasecron_sync.model import JobSpan, OnOverlap, Reason, RunKey, RunState
-from leasecron_sync.options import (
-    EXTRA_SLOTS,
-    LOOK_BACK_COUNT,
-    MIN_SLICE,
-    ON_TIME_MS,
-    SLICE_DIVISOR,
-)
+from leasecron_sync.options import LOOK_BACK_COUNT, ON_TIME_MS
 
 
 class Origin(Enum):
@@ -38,7 +32,7 @@ class Candidate:
         origin: How it was found.
         found_ms: Steady time at which it was found.
         ask_ms: Steady time before which it is not asked for.
-        decision_id: Id of the decision, kept while an earlier ask has no answer; empty before.
+        decision_id: Id of the decision, kept until the run is decided; empty before the first ask.
         tried_ms: Steady time of the newest ask.
         unknown: True when the newest ask may have taken effect.
         refused: True when the newest ask surely had no effect, since the store was down.
@@ -96,21 +90,6 @@ class Candidate:
         return self.job.options.late_overlap
 
 
-@dataclass
-class Pick:
-    """What to claim in one call.
-
-    Attributes:
-        candidates: At most one run of a job without overlap, at most the free slots.
-        starved: True when something was left out for want of a slot.
-        more: True when something was left out for the next call.
-    """
-
-    candidates: list[Candidate]
-    starved: bool
-    more: bool
-
-
 @dataclass(frozen=True)
 class Asker:
     """Who picks, and when.
@@ -120,78 +99,24 @@ class Asker:
         free: Free slots; negative when slots beyond the limit are in use.
         now_ms: The wall clock.
         steady_ms: Steady time.
-        in_order: Ask for one run of each job at a time, the oldest, since the mechanism may not
-            accept an older one later.
+        handlers: The live runs in this process, by the names of their jobs.
     """
 
     instance_id: str
     free: int
     now_ms: int
     steady_ms: int
-    in_order: bool = False
+    handlers: Mapping[str, Sequence[LiveRun]] = field(default_factory=dict[str, Sequence[LiveRun]])
 
-
-def pick(candidates: Iterable[Candidate], asker: Asker) -> Pick:
-    """Choose the runs of the next claim.
-
-    Unsettled runs come first and may use slots beyond the limit. Of the rest an instance takes a
-    slice, beginning at an offset of its own, so that runs which are due together spread over the
-    instances.
-
-    Args:
-        candidates: Everything this instance means to claim.
-        asker: Who picks, and when.
-    """
-    everything = sorted(
-        candidates,
-        key=lambda item: (item.key.scheduled_ms if asker.in_order else item.due_ms, item.key),
-    )
-    first = _in_turn([item for item in everything if item.origin is Origin.UNSETTLED], asker)
-    jobs = {item.job.name for item in first if not item.job.options.overlap}
-    others = [item for item in everything if item.origin is not Origin.UNSETTLED]
-    rest = [item for item in _in_turn(others, asker) if item.job.name not in jobs]
-    chosen = first[: max(0, asker.free + EXTRA_SLOTS)]
-    free = max(0, asker.free - len(chosen))
-    size = min(free, max(MIN_SLICE, -(-len(rest) // SLICE_DIVISOR)))
-    sliced = _rotated(rest, asker.instance_id)[:size]
-    left_out = len(first) + len(rest) - len(chosen) - len(sliced)
-    starved = len(chosen) < len(first) or (len(rest) > len(sliced) and free <= size)
-    return Pick(chosen + sliced, starved, left_out > 0 and not starved)
-
-
-def _in_turn(candidates: list[Candidate], asker: Asker) -> list[Candidate]:
-    """Keep what may be asked for now: of a job whose runs go one at a time, the oldest alone.
-
-    Runs go one at a time where overlap is forbidden, where they are made up for, and where the
-    mechanism wants them in order. One that waits for its turn keeps those behind it waiting, but
-    not a run that is on time: that one is asked for, and may be skipped.
-    """
-    seen: set[str] = set()
-    kept: list[Candidate] = []
-    for item in candidates:
-        alone = asker.in_order or not item.job.options.overlap or item.origin is Origin.CAUGHT_UP
-        ready = item.ask_ms <= asker.steady_ms
-        if not alone:
-            if ready:
-                kept.append(item)
-            continue
-        if item.key.job in seen:
-            continue
-        if ready:
-            kept.append(item)
-        if ready or asker.in_order or not item.is_on_time(asker.now_ms, asker.steady_ms):
-            seen.add(item.key.job)
-    return kept
-
-
-def _rotated(candidates: list[Candidate], instance_id: str) -> list[Candidate]:
-    """Begin at a place that depends on the instance and the oldest scheduled time."""
-    if len(candidates) <= 1:
-        return candidates
-    text = f"{instance_id} {candidates[0].key.scheduled_ms}"
-    digest = hashlib.sha256(text.encode()).digest()
-    start = int.from_bytes(digest[:8], "big") % len(candidates)
-    return candidates[start:] + candidates[:start]
+    def may_ask(self, item: Candidate) -> bool:
+        """Tell whether no handler in this process stands in the way."""
+        return not bars_asking(
+            self.handlers.get(item.key.job, ()),
+            item.job,
+            item.key,
+            deferring=item.on_overlap(self.now_ms, self.steady_ms) is OnOverlap.DEFER,
+            caught_up=item.origin is Origin.CAUGHT_UP,
+        )
 
 
 @dataclass(frozen=True)
@@ -219,6 +144,16 @@ class LookBack:
         """What to ask the store about; None when there is nothing to compare."""
         compared = (*self.scheduled, *self.too_late)
         return JobSpan(self.job.name, min(compared), max(compared)) if compared else None
+
+    def without(self, expected: Callable[[RunKey], bool]) -> LookBack:
+        """Leave out of what is given up what this instance means to claim all the same."""
+        name, older_to_ms = self.job.name, self.older_to_ms
+        late = [ms for ms in self.too_late if not expected(RunKey(name, ms))]
+        newest_ms = self.job.schedule.before(older_to_ms)
+        while newest_ms is not None and expected(RunKey(name, newest_ms)):
+            older_to_ms = newest_ms
+            newest_ms = self.job.schedule.before(older_to_ms)
+        return replace(self, too_late=tuple(late), older_to_ms=older_to_ms)
 
 
 def look_back(
@@ -304,11 +239,27 @@ def count(job: Job, from_ms: int, to_ms: int) -> Count:
     return Count(number, first_ms, last_ms, at_least=False)
 
 
-def given_up(look: LookBack, states: Mapping[int, RunState]) -> Count:
-    """Count what lies before the window and has no record."""
-    late = [ms for ms in look.too_late if ms not in states]
-    older = count(look.job, look.older_from_ms, look.older_to_ms)
-    if not late:
-        return older
-    first_ms = late[0] if older.first_ms is None else older.first_ms
-    return Count(older.number + len(late), first_ms, late[-1], older.at_least)
+def given_up(
+    look: LookBack, states: Mapping[int, RunState], told: Optional[tuple[int, int]] = None
+) -> Count:
+    """Count what lies before the window and has no record.
+
+    Args:
+        look: What was looked at.
+        states: What the store has of it.
+        told: First and last of the times that were reported one by one.
+    """
+    first_ms, last_ms = (look.older_to_ms, look.older_to_ms - 1) if told is None else told
+    late = [ms for ms in look.too_late if ms not in states and not first_ms <= ms <= last_ms]
+    before = count(look.job, look.older_from_ms, min(look.older_to_ms, first_ms))
+    after = count(look.job, max(look.older_from_ms, last_ms + 1, first_ms), look.older_to_ms)
+    ends = [
+        ms for part in (before, after) for ms in (part.first_ms, part.last_ms) if ms is not None
+    ]
+    ends += late[:1] + late[-1:]
+    return Count(
+        before.number + after.number + len(late),
+        min(ends, default=None),
+        max(ends, default=None),
+        before.at_least or after.at_least,
+    )

@@ -32,6 +32,7 @@ class Reporter:
     def __init__(self, context: Context, catch_up: Optional[CatchUp]) -> None:
         self._context = context
         self._catch_up = catch_up
+        self._full_told = False
 
     def refused(self, answer: Answer) -> None:
         """Report an answer that neither grants the run nor keeps it waiting."""
@@ -127,3 +128,19 @@ class Reporter:
                     self._context.clock.steady_ms() - live.began_ms,
                     live.thread.name if live.thread is not None else "",
                 )
+
+    def full(self, *, starved: bool, free: int) -> None:
+        """Warn once when runs wait for a slot, until there is a free one that none waits for.
+
+        Args:
+            starved: True when a run was left out for want of a slot.
+            free: Free slots.
+        """
+        if starved and not self._full_told:
+            self._full_told = True
+            _logger.warning(
+                "every slot of this instance is taken, due runs wait max_concurrent_runs=%d",
+                self._context.options.max_concurrent_runs,
+            )
+        elif free > 0 and not starved:
+            self._full_told = False

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import pytest
 
 from leasecron_sync import every
+from leasecron_sync.engine.backlog import Backlog, Expiry
 from leasecron_sync.engine.decide import (
     Asker,
     Candidate,
@@ -14,9 +15,10 @@ from leasecron_sync.engine.decide import (
     count,
     given_up,
     look_back,
-    pick,
 )
 from leasecron_sync.engine.job import Job
+from leasecron_sync.engine.picking import Pick
+from leasecron_sync.engine.picking import pick as pick_of
 from leasecron_sync.model import JobSpan, OnOverlap, RunKey, RunState
 from leasecron_sync.options import LOOK_BACK_COUNT, job_options, scheduler_options
 from leasecron_sync.schedule import Schedule
@@ -38,8 +40,14 @@ def item_of(
     return Candidate(job, RunKey(job.name, due_ms), due_ms, origin, STEADY_MS, ask_ms)
 
 
-def asker(free: int = 32, *, in_order: bool = False, label: str = "a") -> Asker:
-    return Asker(label, free, NOW_MS, STEADY_MS, in_order=in_order)
+def asker(free: int = 32, *, label: str = "a") -> Asker:
+    return Asker(label, free, NOW_MS, STEADY_MS)
+
+
+def pick(candidates: list[Candidate], who: Asker, *, in_order: bool = False) -> Pick:
+    backlog = Backlog(Expiry(None, 15_000), in_order=in_order)
+    backlog.add_owed(candidates, who.now_ms, who.steady_ms)
+    return pick_of(backlog.offers(who), who)
 
 
 def many(number: int, prefix: str = "job") -> list[Candidate]:
@@ -130,7 +138,7 @@ def test_one_that_waits_keeps_those_behind_it_waiting_but_not_one_on_time() -> N
     early = item_of(job, 500, Origin.ON_TIME, STEADY_MS + 1)
     on_time = item_of(job, 0)
     assert pick([early, on_time], asker()).candidates == [on_time]
-    assert pick([early, on_time], asker(in_order=True)).candidates == []
+    assert pick([early, on_time], asker(), in_order=True).candidates == []
 
 
 def test_where_overlap_is_allowed_only_caught_up_runs_go_one_at_a_time() -> None:
