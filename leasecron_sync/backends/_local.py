@@ -34,10 +34,13 @@ from leasecron_sync.protocol.transition import (
     JobView,
     Renew,
     Settle,
+    Span,
     abandon,
     claimable,
+    newest_pruned,
     register,
     transition,
+    with_pruned,
 )
 
 _logger = logging.getLogger("leasecron_sync.backends")
@@ -80,6 +83,14 @@ class Tables(Protocol):
         """Return the newest scheduled time of a job, up to an instant, that has a record."""
         ...
 
+    def pruned(self, job: str) -> tuple[Span, ...]:
+        """Return the spans of a job's scheduled times that were pruned, rising."""
+        ...
+
+    def put_pruned(self, job: str, spans: tuple[Span, ...]) -> None:
+        """Write the spans of a job, which has a record, in place of those before."""
+        ...
+
     def put_run(self, record: RunRecord) -> None:
         """Write a run's record."""
         ...
@@ -104,10 +115,11 @@ def _claim_one(tables: Tables, item: LeaseClaim, now_ms: int) -> LeaseReply:
         record = tables.run(key)
         job = tables.job(key.job) or JobRecord(key.job)
         others = tuple(other for other in tables.unsettled(key.job) if other.key != key)
+        view = _view(tables, job, others, now_ms)
     except StoreRejected as error:
         # Nothing was written for this item yet, and the other claims of the batch stand.
         return LeaseReply(Verdict.REJECTED, reason=str(error))
-    change = transition(record, JobView(job, others), item, now_ms)
+    change = transition(record, view, item, now_ms)
     for changed in change.runs:
         tables.put_run(changed)
     if change.job is not None:
@@ -138,6 +150,25 @@ def settle(tables: Tables, lease: LeaseRef, settlement: Settlement, now_ms: int)
     return reply
 
 
+def _view(tables: Tables, job: JobRecord, others: tuple[RunRecord, ...], now_ms: int) -> JobView:
+    """Return what a command may read of a job; what was pruned only where it matters."""
+    ahead = job.pruned_to_ms is not None and job.pruned_to_ms > now_ms
+    return JobView(job, others, tables.pruned(job.job) if ahead else ())
+
+
+def settle_all(
+    tables: Tables, asked: Iterable[tuple[LeaseRef, Settlement]], now_ms: int
+) -> list[Union[SettleReply, StoreRejected]]:
+    """Settle attempts one by one; what cannot be read is an error of that one alone."""
+    answers: list[Union[SettleReply, StoreRejected]] = []
+    for lease, settlement in asked:
+        try:
+            answers.append(settle(tables, lease, settlement, now_ms))
+        except StoreRejected as error:  # nothing was written for it
+            answers.append(error)
+    return answers
+
+
 def _command(tables: Tables, key: RunKey, command: Union[Renew, Settle], now_ms: int) -> object:
     change = transition(tables.run(key), JobView(JobRecord(key.job)), command, now_ms)
     for changed in change.runs:
@@ -153,6 +184,7 @@ def register_jobs(
     for stamp in stamps:
         try:
             before = tables.job(stamp.job) or JobRecord(stamp.job)
+            pruned_ms = newest_pruned(_view(tables, before, (), now_ms), now_ms)
         except StoreRejected as error:
             _logger.error("a job is left as it is job=%r error=%r", stamp.job, str(error))  # noqa: TRY400
             standings.append(JobStanding(now_ms, None, now_ms, store_id))
@@ -161,7 +193,8 @@ def register_jobs(
         if job != before:
             tables.put_job(job)
         assert job.owed_from_ms is not None
-        known = [ms for ms in (tables.newest(job.job, now_ms), job.pruned_to_ms) if ms is not None]
+        newest = (tables.newest(job.job, now_ms), pruned_ms)
+        known = [ms for ms in newest if ms is not None]
         standings.append(JobStanding(job.owed_from_ms, max(known, default=None), now_ms, store_id))
     return standings
 
@@ -196,12 +229,16 @@ def prune(tables: Tables, older_than_ms: int, limit: int, now_ms: int) -> Pruned
             tables.put_run(settled)
             abandoned.append(settled.key)
     keys = tables.settled_before(before_ms, limit)
-    newest: dict[str, int] = {}
+    scheduled: dict[str, list[int]] = {}
     for key in keys:
-        newest[key.job] = max(key.scheduled_ms, newest.get(key.job, key.scheduled_ms))
-    for name, scheduled_ms in newest.items():
+        scheduled.setdefault(key.job, []).append(key.scheduled_ms)
+    for name, times in scheduled.items():
         job = tables.job(name) or JobRecord(name)
-        if job.pruned_to_ms is None or job.pruned_to_ms < scheduled_ms:
-            tables.put_job(replace(job, pruned_to_ms=scheduled_ms))
+        if job.pruned_to_ms is None or job.pruned_to_ms < max(times):
+            tables.put_job(replace(job, pruned_to_ms=max(times)))
+        before = tables.pruned(name)
+        after = with_pruned(before, times, older_than_ms)
+        if after != before:
+            tables.put_pruned(name, after)
     tables.delete_runs(keys)
     return Pruned(len(keys), tuple(abandoned))

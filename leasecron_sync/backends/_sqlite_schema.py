@@ -5,47 +5,101 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from collections.abc import Mapping
 
 from leasecron_sync.clock import Clock
+from leasecron_sync.errors import StoreUnsupported
 from leasecron_sync.model import STORE_FORMAT
 
 TURN_MS = 20
 """Pause before the next try to switch a new file to its write-ahead log."""
 
+META = "leasecron_meta"
+TABLES = {META, "leasecron_space", "leasecron_job", "leasecron_run", "leasecron_pruned"}
+INDEXES = {"leasecron_run_unsettled", "leasecron_run_time"}
 
-def use_log(connection: sqlite3.Connection, clock: Clock, deadline_ms: int) -> None:
+
+def use_log(connection: sqlite3.Connection, clock: Clock, deadline_ms: int) -> bool:
     """Switch the file to its write-ahead log, unless it has one.
 
     SQLite does not wait for its turn here, and processes that make a file together meet.
+
+    Returns:
+        False when there can be no such log, and the mode is what it was.
     """
-    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+    while not has_log(connection):
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or clock.steady_ms() + TURN_MS > deadline_ms:
                 raise
             clock.wait(threading.Event(), TURN_MS)
         else:
-            return  # a file system that can't keep such a log leaves the mode as it was
+            return str(mode) == "wal"
+    return True
 
 
-def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables that are missing, inside the transaction of the caller."""
+def has_log(connection: sqlite3.Connection) -> bool:
+    """Tell whether the file has a write-ahead log."""
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    return str(mode) == "wal"
+
+
+def make_store(connection: sqlite3.Connection, path: str) -> None:
+    """Make what is missing, inside the transaction of the caller.
+
+    Raises:
+        StoreUnsupported: The file is a store of another format, and stays as it is.
+    """
+    found = _own_names(connection)
+    if META in found:
+        check_format(path, read_meta(connection))
+    if found >= TABLES | INDEXES:
+        return
     for statement in _schema():
         connection.execute(statement)
+    if META in found and not found >= TABLES:
+        # What was in the others is lost, and instances tell that by the id.
+        connection.execute("DELETE FROM leasecron_meta WHERE name = 'store_id'")
     for name, value in (
         ("format", str(STORE_FORMAT)),
         ("store_id", os.urandom(16).hex()),
         ("clock_ms", "0"),
+        ("writes", "0"),
     ):
         connection.execute(
             "INSERT OR IGNORE INTO leasecron_meta (name, value) VALUES (?, ?)", (name, value)
         )
 
 
+def is_whole(connection: sqlite3.Connection) -> bool:
+    """Tell whether the file has all tables and indexes of a store."""
+    return _own_names(connection) >= TABLES | INDEXES
+
+
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     """Return what the file says of itself."""
     return dict(connection.execute("SELECT name, value FROM leasecron_meta").fetchall())
+
+
+def check_format(path: str, meta: Mapping[str, str]) -> None:
+    """Refuse a store that another version has made its own.
+
+    Raises:
+        StoreUnsupported: Its format is not the one of this version.
+    """
+    found = meta.get("format", "no")
+    if found != str(STORE_FORMAT):
+        message = (
+            f"the SQLite file {path!r} has store format {found}, this version of leasecron_sync "
+            f"reads {STORE_FORMAT}: use a version that knows it"
+        )
+        raise StoreUnsupported(message)
+
+
+def _own_names(connection: sqlite3.Connection) -> set[str]:
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE name GLOB 'leasecron_*'")
+    return {name for (name,) in rows.fetchall()}
 
 
 def _schema() -> list[str]:

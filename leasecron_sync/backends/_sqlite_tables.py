@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Optional
 
 from leasecron_sync.errors import StoreRejected
@@ -20,6 +20,7 @@ from leasecron_sync.model import (
     RunRecord,
     RunState,
 )
+from leasecron_sync.protocol.transition import Span
 
 _logger = logging.getLogger("leasecron_sync.backends.sqlite")
 
@@ -27,40 +28,32 @@ _RUN_FIELDS = (
     "state, token, attempt, failures, hand_overs, holder, decision_id, until_ms, lease_ms, "
     "max_attempts, overlap, takeover_ms, claimed_ms, settled_ms, reason"
 )
+_RUN_NAMES = ("scheduled_ms", *_RUN_FIELDS.split(", "))
 # SQLite keeps a value of any type in a column of any type.
-_MAYBE = (int, type(None))
-_KINDS: tuple[Any, ...] = (
-    int,
-    int,
-    int,
-    int,
-    str,
-    str,
-    int,
-    int,
-    int,
-    int,
-    int,
-    _MAYBE,
-    _MAYBE,
-    str,
-)
-_RUN_SELECT = ", ".join(
-    f"r.{name}" for name in ("format", "scheduled_ms", *_RUN_FIELDS.split(", "))
-)
-_PUT_RUN = (
-    f"INSERT OR REPLACE INTO leasecron_run (job_id, scheduled_ms, space_id, format, {_RUN_FIELDS}) "
+_KINDS: tuple[tuple[type, ...], ...] = (
+    (int,), (str,), (int,), (int,), (int,), (int,), (str,), (str,), (int,), (int,), (int,), (int,),
+    (int,), (int, type(None)), (int, type(None)), (str,),
+)  # fmt: skip
+_KINDS_OF_RUNS = frozenset(itertools.product(*_KINDS))
+_STATES = {state.value: state for state in RunState}
+_RUN_SELECT = ", ".join(f"r.{name}" for name in ("format", *_RUN_NAMES))
+_ONE_RUN = f"SELECT {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? AND r.scheduled_ms = ?"
+_ADD_RUN = (
+    f"INSERT INTO leasecron_run (format, {_RUN_FIELDS}, space_id, job_id, scheduled_ms) "
     f"VALUES ({', '.join('?' * 19)})"
 )
-_PUT_JOB = """
-    INSERT INTO leasecron_job
-      (space_id, name, last_token, pruned_to_ms, owed_from_ms, fingerprint, former)
-    VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (space_id, name) DO UPDATE SET
-      last_token = excluded.last_token, pruned_to_ms = excluded.pruned_to_ms,
-      owed_from_ms = excluded.owed_from_ms, fingerprint = excluded.fingerprint,
-      former = excluded.former
-"""
+_CHANGE_RUN = (
+    f"UPDATE leasecron_run SET format = ?, {_RUN_FIELDS.replace(',', ' = ?,')} = ?, space_id = ? "
+    "WHERE job_id = ? AND scheduled_ms = ?"
+)
+_JOB_FIELDS = "last_token, pruned_to_ms, owed_from_ms, fingerprint, former"
+_KINDS_OF_JOBS = frozenset(
+    itertools.product((int,), (int,), (int, type(None)), (int, type(None)), (str,), (str,))
+)
+_ONE_JOB = f"SELECT id, {_JOB_FIELDS} FROM leasecron_job WHERE space_id = ? AND name = ?"
+_ADD_JOB = f"INSERT INTO leasecron_job (space_id, name, {_JOB_FIELDS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_CHANGE_JOB = f"UPDATE leasecron_job SET {_JOB_FIELDS.replace(',', ' = ?,')} = ? WHERE id = ?"
+_GRANT_JOB = "UPDATE leasecron_job SET last_token = ? WHERE id = ?"
 # Named, since SQLite would rather walk all runs of a job, or all of them, settled or not.
 _UNSETTLED = "INDEXED BY leasecron_run_unsettled"
 # CROSS JOIN keeps SQLite from walking all jobs instead of the few runs that match.
@@ -70,21 +63,37 @@ _UNSETTLED_WITH_JOB = (
     f"SELECT j.name, {_RUN_SELECT} FROM leasecron_run r {_UNSETTLED} {_WITH_JOB}"
     "AND r.settled_ms IS NULL "
 )
+_UNSETTLED_OF_JOB = (
+    f"SELECT {_RUN_SELECT} FROM leasecron_run r {_UNSETTLED} "
+    "WHERE r.space_id = ? AND r.job_id = ? AND r.settled_ms IS NULL"
+)
+
+_NONE = "[]"
+"""The former schedules of most jobs, as JSON."""
+
+_JobRow = tuple[int, int, Optional[int], Optional[int], str, str]
+"""Id and fields of a job, as they stand in the file."""
 
 
 class SQLiteTables:
-    """Reads and writes records inside the transaction that its caller has begun."""
+    """Reads and writes records inside the transaction that its caller has begun.
+
+    What it has read it remembers until the transaction ends, and no longer: ids are those of
+    other jobs when somebody has put the contents of another file in place.
+    """
 
     def __init__(self, connection: sqlite3.Connection, namespace: str) -> None:
         self._connection = connection
         self._namespace = namespace
-        self._known_space_id: Optional[int] = None
-        self._job_ids: dict[str, int] = {}
+        self.store_id = ""
+        self.begin("")
 
-    def forget(self) -> None:
-        """Forget ids, after a transaction that may have made some was rolled back."""
-        self._known_space_id = None
-        self._job_ids.clear()
+    def begin(self, store_id: str) -> None:
+        """Note the beginning of a transaction, and the id of the store that it reads."""
+        self.store_id = store_id
+        self._known_space_id: Optional[int] = None
+        self._jobs: dict[str, _JobRow] = {}
+        self._runs: dict[RunKey, bool] = {}
 
     @property
     def _space_id(self) -> int:
@@ -92,38 +101,35 @@ class SQLiteTables:
         known = self._known_space_id
         if known is None:
             rows = self._rows("SELECT id FROM leasecron_space WHERE name = ?", (self._namespace,))
-            known = int(rows[0][0]) if rows else 0
-            self._known_space_id = known or None
+            known = self._known_space_id = int(rows[0][0]) if rows else 0
         return known
 
     def _made_space_id(self) -> int:
         if not self._space_id:
-            self._connection.execute(
+            made = self._connection.execute(
                 "INSERT INTO leasecron_space (name) VALUES (?)", (self._namespace,)
             )
+            self._known_space_id = made.lastrowid
         return self._space_id
 
     def run(self, key: RunKey) -> Optional[RunRecord]:
-        job_id = self._job_id(key.job)
-        if job_id is None:
+        job = self._job_row(key.job)
+        if job is None:
             return None
-        rows = self._rows(
-            f"SELECT {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? AND r.scheduled_ms = ?",
-            (job_id, key.scheduled_ms),
-        )
+        rows = self._rows(_ONE_RUN, (job[0], key.scheduled_ms))
+        self._runs[key] = bool(rows)
         return _record(key.job, rows[0]) if rows else None
 
     def job(self, name: str) -> Optional[JobRecord]:
-        rows = self._rows(
-            "SELECT last_token, pruned_to_ms, owed_from_ms, fingerprint, former "
-            "FROM leasecron_job WHERE space_id = ? AND name = ?",
-            (self._space_id, name),
-        )
-        if not rows:
+        row = self._job_row(name)
+        if row is None:
             return None
-        last_token, pruned_to_ms, owed_from_ms, fingerprint, former = rows[0]
+        _id, last_token, pruned_to_ms, owed_from_ms, fingerprint, former = row
+        if tuple(map(type, row)) not in _KINDS_OF_JOBS:
+            message = f"the record of job {name!r} is damaged"
+            raise StoreRejected(message)
         try:
-            displaced = tuple(FormerSchedule(*item) for item in json.loads(former))
+            displaced = () if former == _NONE else _former(former)
         except (TypeError, ValueError) as error:
             message = f"the record of job {name!r} cannot be read: {error}"
             raise StoreRejected(message) from error
@@ -133,14 +139,10 @@ class SQLiteTables:
         if job is None:
             rows = self._rows(_UNSETTLED_WITH_JOB, (self._space_id,))
             return tuple(_readable(rows))
-        job_id = self._job_id(job)
-        if job_id is None:
+        row = self._job_row(job)
+        if row is None:
             return ()
-        rows = self._rows(
-            f"SELECT {_RUN_SELECT} FROM leasecron_run r {_UNSETTLED} "
-            "WHERE r.space_id = ? AND r.job_id = ? AND r.settled_ms IS NULL",
-            (self._space_id, job_id),
-        )
+        rows = self._rows(_UNSETTLED_OF_JOB, (self._space_id, row[0]))
         return tuple(_record(job, row) for row in rows)
 
     def lapsed_before(self, until_ms: int, limit: int) -> Sequence[RunRecord]:
@@ -170,8 +172,7 @@ class SQLiteTables:
             (job_id, span.from_ms, span.to_ms),
         )
         # A state of a newer version says at least that the run is known, so it is not owed.
-        known = {state.value: state for state in RunState}
-        return {scheduled_ms: known.get(state, RunState.RUNNING) for scheduled_ms, state in rows}
+        return {scheduled_ms: _STATES.get(state, RunState.RUNNING) for scheduled_ms, state in rows}
 
     def newest(self, job: str, until_ms: int) -> Optional[int]:
         job_id = self._job_id(job)
@@ -216,32 +217,67 @@ class SQLiteTables:
         return found
 
     def put_run(self, record: RunRecord) -> None:
-        job_id = self._job_id(record.key.job)
+        key = record.key
+        job_id = self._job_id(key.job)
         if job_id is None:  # claimed before it was registered
-            self.put_job(JobRecord(record.key.job))
-            job_id = self._job_id(record.key.job)
+            self.put_job(JobRecord(key.job))
+            job_id = self._job_id(key.job)
+        known = self._runs.get(key)
+        if known is None:  # it was read together with others
+            known = bool(self._rows(_ONE_RUN, (job_id, key.scheduled_ms)))
+        self._runs[key] = True
         self._connection.execute(
-            _PUT_RUN,
+            _CHANGE_RUN if known else _ADD_RUN,
             (
-                job_id, record.key.scheduled_ms, self._space_id, STORE_FORMAT,
+                STORE_FORMAT,
                 record.state.value, record.token, record.attempt, record.failures,
                 record.hand_overs, record.holder, record.decision_id, record.until_ms,
                 record.lease_ms, record.max_attempts, int(record.overlap), record.takeover_ms,
                 record.claimed_ms, record.settled_ms, record.reason,
+                self._space_id, job_id, key.scheduled_ms,
             ),
         )  # fmt: skip
 
     def put_job(self, record: JobRecord) -> None:
+        name, before = record.job, self._job_row(record.job)
         former = [
             [item.fingerprint, item.owed_from_ms, item.displaced_ms] for item in record.former
         ]
-        self._connection.execute(
-            _PUT_JOB,
-            (
-                self._made_space_id(), record.job, record.last_token, record.pruned_to_ms,
-                record.owed_from_ms, record.fingerprint, json.dumps(former),
-            ),
-        )  # fmt: skip
+        values = (
+            record.last_token,
+            record.pruned_to_ms,
+            record.owed_from_ms,
+            record.fingerprint,
+            json.dumps(former) if former else _NONE,
+        )
+        if before is None:
+            made = self._connection.execute(_ADD_JOB, (self._made_space_id(), name, *values))
+            assert made.lastrowid is not None
+            self._jobs[name] = (made.lastrowid, *values)
+            return
+        self._jobs[name] = (before[0], *values)
+        if before[2:] == values[1:]:  # a grant
+            self._connection.execute(_GRANT_JOB, (record.last_token, before[0]))
+        else:
+            self._connection.execute(_CHANGE_JOB, (*values, before[0]))
+
+    def pruned(self, job: str) -> tuple[Span, ...]:
+        rows = self._rows(
+            "SELECT first_ms, last_ms FROM leasecron_pruned WHERE job_id = ? ORDER BY first_ms",
+            (self._job_id(job),),
+        )
+        if not all(isinstance(value, int) for row in rows for value in row):
+            message = f"what was pruned of job {job!r} is damaged"
+            raise StoreRejected(message)
+        return tuple(rows)
+
+    def put_pruned(self, job: str, spans: tuple[Span, ...]) -> None:
+        job_id = self._job_id(job)
+        self._connection.execute("DELETE FROM leasecron_pruned WHERE job_id = ?", (job_id,))
+        self._connection.executemany(
+            "INSERT INTO leasecron_pruned (job_id, first_ms, last_ms) VALUES (?, ?, ?)",
+            [(job_id, *span) for span in spans],
+        )
 
     def delete_runs(self, keys: Sequence[RunKey]) -> None:
         self._connection.executemany(
@@ -250,18 +286,37 @@ class SQLiteTables:
         )
 
     def _job_id(self, name: str) -> Optional[int]:
-        found = self._job_ids.get(name)
+        row = self._job_row(name)
+        return None if row is None else row[0]
+
+    def _job_row(self, name: str) -> Optional[_JobRow]:
+        found = self._jobs.get(name)
         if found is None:
-            rows = self._rows(
-                "SELECT id FROM leasecron_job WHERE space_id = ? AND name = ?",
-                (self._space_id, name),
-            )
+            rows = self._rows(_ONE_JOB, (self._space_id, name))
             if rows:
-                found = self._job_ids[name] = rows[0][0]
+                found = self._jobs[name] = rows[0]
         return found
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
-        return self._connection.execute(sql, values).fetchall()
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if "decode" not in str(error):
+                raise
+        # Damaged text spoils its own record only.
+        self._connection.text_factory = _lenient
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        finally:
+            self._connection.text_factory = str
+
+
+def _lenient(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _former(text: str) -> tuple[FormerSchedule, ...]:
+    return tuple(FormerSchedule(*item) for item in json.loads(text))
 
 
 def _readable(rows: Sequence[Any]) -> list[RunRecord]:
@@ -277,24 +332,25 @@ def _readable(rows: Sequence[Any]) -> list[RunRecord]:
 
 def _record(job: Optional[str], row: Sequence[Any]) -> RunRecord:
     assert job is not None
-    number, scheduled_ms, state, *rest = row
+    number, *values = row
     if not isinstance(number, int) or number > STORE_FORMAT:
         message = (
-            f"the record of job {job!r} at {scheduled_ms} has format {number!r}, this version of "
+            f"the record of job {job!r} at {values[0]} has format {number!r}, this version of "
             f"leasecron_sync reads up to {STORE_FORMAT}: upgrade it"
         )
         raise StoreRejected(message)
+    state = _STATES.get(values[1])
+    if state is None or tuple(map(type, values)) not in _KINDS_OF_RUNS:
+        raise StoreRejected(_damage(job, values))
+    scheduled_ms, _state, *fields = values
+    fields[9] = bool(fields[9])  # overlap; SQLite has no boolean
+    return RunRecord(RunKey(job, scheduled_ms), state, *fields)
+
+
+def _damage(job: str, values: Sequence[Any]) -> str:
     wrong = [
         name
-        for name, kind, value in zip(_RUN_FIELDS.split(", ")[1:], _KINDS, rest)
-        if not isinstance(value, kind)
+        for name, kinds, value in zip(_RUN_NAMES, _KINDS, values)
+        if type(value) not in kinds or (name == "state" and value not in _STATES)
     ]
-    if wrong:
-        message = f"the record of job {job!r} at {scheduled_ms} is damaged: {', '.join(wrong)}"
-        raise StoreRejected(message)
-    try:
-        record = RunRecord(RunKey(job, scheduled_ms), RunState(state), *rest)
-    except (TypeError, ValueError) as error:
-        message = f"the record of job {job!r} at {scheduled_ms} cannot be read: {error}"
-        raise StoreRejected(message) from error
-    return replace(record, overlap=bool(record.overlap))  # SQLite has no boolean
+    return f"the record of job {job!r} at {values[0]!r} is damaged: {', '.join(wrong)}"

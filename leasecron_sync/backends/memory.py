@@ -31,6 +31,7 @@ from leasecron_sync.model import (
     SettleReply,
     StoreInfo,
 )
+from leasecron_sync.protocol.transition import Span
 
 
 class MemoryTables:
@@ -41,6 +42,7 @@ class MemoryTables:
         self.runs: dict[str, dict[int, RunRecord]] = {}
         self._order: dict[str, list[int]] = {}  # scheduled times of a job, rising
         self._unsettled: dict[RunKey, RunRecord] = {}
+        self._pruned: dict[str, tuple[Span, ...]] = {}
 
     def run(self, key: RunKey) -> Optional[RunRecord]:
         return self.runs.get(key.job, {}).get(key.scheduled_ms)
@@ -87,6 +89,12 @@ class MemoryTables:
     def put_job(self, record: JobRecord) -> None:
         self.jobs[record.job] = record
 
+    def pruned(self, job: str) -> tuple[Span, ...]:
+        return self._pruned.get(job, ())
+
+    def put_pruned(self, job: str, spans: tuple[Span, ...]) -> None:
+        self._pruned[job] = spans
+
     def delete_runs(self, keys: Sequence[RunKey]) -> None:
         for key in keys:
             del self.runs[key.job][key.scheduled_ms]
@@ -101,9 +109,23 @@ class MemoryStore:
     """What several ``MemoryLease`` objects of one name share."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self.lock = threading.Lock()
         self.store_id = os.urandom(16).hex()
         self.namespaces: dict[str, MemoryTables] = {}
+
+    def leave_parent(self) -> None:
+        """Begin anew in a forked child, where this is a copy of the parent's store.
+
+        Nobody renews the leases of the parent's runs in the copy: they would lapse, and this
+        process would execute those runs beside the parent.
+        """
+        self.lock = threading.Lock()
+        if os.getpid() != self._pid:
+            self._begin()
 
 
 _named: dict[str, MemoryStore] = {}
@@ -148,7 +170,7 @@ class MemoryLease(LeaseBackend):
         # The lock may have been held by a thread that does not exist in this process.
         global _named_lock  # noqa: PLW0603 - replaced once, in a forked child
         _named_lock = threading.Lock()
-        self._store.lock = threading.Lock()
+        self._store.leave_parent()
         self._settings = None
 
     def probe(self) -> StoreInfo:

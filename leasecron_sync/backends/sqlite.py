@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Callable, ClassVar, Optional, TypeVar, Union
+from typing import Callable, ClassVar, Optional, TypeVar, Union
 
 from leasecron_sync.backends import _local
-from leasecron_sync.backends._sqlite_lanes import Lane, close_before_forks, was_inherited
-from leasecron_sync.backends._sqlite_schema import make_tables, read_meta, use_log
+from leasecron_sync.backends._group import Group
+from leasecron_sync.backends._sqlite_errors import Unusable, is_locked, translated
+from leasecron_sync.backends._sqlite_files import Names, check_log, identity
+from leasecron_sync.backends._sqlite_forks import giving_way
+from leasecron_sync.backends._sqlite_lanes import (
+    READ,
+    WRITE,
+    Lane,
+    close_before_forks,
+    in_turn,
+    leave_files,
+    outdated_beside,
+    was_inherited,
+)
+from leasecron_sync.backends._sqlite_past import Past
+from leasecron_sync.backends._sqlite_place import check_file, check_place, given_path
+from leasecron_sync.backends._sqlite_schema import (
+    check_format,
+    has_log,
+    is_whole,
+    make_store,
+    read_meta,
+    use_log,
+)
 from leasecron_sync.backends._sqlite_tables import SQLiteTables
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.errors import (
     OutcomeUnknown,
-    StoreError,
     StoreRejected,
     StoreUnavailable,
     StoreUnsupported,
 )
 from leasecron_sync.model import (
-    STORE_FORMAT,
     JobSpan,
     JobStamp,
     JobStanding,
@@ -43,7 +61,6 @@ from leasecron_sync.model import (
 
 T = TypeVar("T")
 
-_logger = logging.getLogger("leasecron_sync.backends.sqlite")
 _clock = SystemClock()
 
 BRIDGED_STEP_MS = 10_000
@@ -52,35 +69,27 @@ BRIDGED_STEP_MS = 10_000
 CLOSE_S = 0.1
 """How long closing waits for a call that is under way."""
 
-# A write locks the file at once: a transaction that begins as a reader cannot wait for its turn.
-WRITE = "BEGIN IMMEDIATE"
-READ = "BEGIN"
-
-_REJECTED = (
-    "no such table",  # of a read: nothing was ever written to this file
-    "readonly database",
-    "database or disk is full",
-    "malformed",
-    "permission denied",
-    "not authorized",
-)
+NOTE = "UPDATE leasecron_meta SET value = ? WHERE name = ?"
 
 
 class SQLiteLease(LeaseBackend):
     """Keeps leases in an SQLite file that all instances on one host open.
 
     The file must lie on a local disk: on a network file system SQLite's locks do not hold, and
-    two instances could win one run. There is no clock but the host's: a step of the host's clock
-    ahead by more than the rest of a lease makes a live lease look lapsed. A file that is deleted
-    or replaced under way forgets its runs; this is noticed before the next claim and logged, and
-    what was claimed within ``catch_up_ms`` may run again.
+    two instances could win one run; where that can be seen, the start is refused. There is no clock
+    but the host's: a step of the host's clock ahead by more than the rest of a lease makes a live
+    lease look lapsed. A file that is deleted or replaced under way forgets its runs; this is
+    noticed before the next claim and logged, and what was claimed within ``catch_up_ms`` may run
+    again. What is copied over the file in place, past SQLite, damages it.
 
     Args:
         path: The file; made when missing, in a folder that exists. It may hold other tables, all
-            names used here start with ``leasecron_``.
+            names used here start with ``leasecron_``. A relative path counts from the working
+            directory at this moment.
 
     Raises:
-        ValueError: The path is empty or ``:memory:``, which no other process could open.
+        ValueError: The path is empty or ``:memory:``, which no other process could open, or is
+            relative to a working directory that does not exist any more.
     """
 
     name: ClassVar[str] = "sqlite-lease"
@@ -88,24 +97,12 @@ class SQLiteLease(LeaseBackend):
     # Tests put a reading of their own here; everything else uses the host's clock.
     _now_ms: Callable[[], int] = _clock.now_ms
 
-    def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
-        self._path = os.fspath(path)
-        if "://" in self._path:
-            message = (
-                "SQLiteLease takes a path, not a URL: write SQLiteLease('jobs.db') or "
-                "Scheduler('sqlite:///jobs.db')"
-            )
-            raise ValueError(message)
-        if not self._path or self._path == ":memory:" or "\0" in self._path:
-            message = (
-                f"SQLiteLease needs the path of a file, not {self._path!r}: for tests within one "
-                "process use MemoryLease()"
-            )
-            raise ValueError(message)
+    def __init__(self, path: Union[str, bytes, os.PathLike[str], os.PathLike[bytes]]) -> None:
+        # Now, and not at each connection: a daemon changes its working directory.
+        self._given, self._path = given_path(path)
         self._settings: Optional[BackendSettings] = None
         self._make_lanes()
-        self._identity: Optional[tuple[int, int]] = None
-        self._store_id = ""
+        self._past = Past(self._path)
         close_before_forks(self)
 
     def lanes(self) -> tuple[Lane, ...]:
@@ -116,10 +113,14 @@ class SQLiteLease(LeaseBackend):
         self._timer_lane = Lane()
         self._renew_lane = Lane()
         self._settle_lane = Lane()
+        what = f"settling in the SQLite file {self._path!r}"
+        self._settlements: Group[tuple[LeaseRef, Settlement], SettleReply] = Group(
+            self._settle_all, _clock, what
+        )
 
     def __repr__(self) -> str:
-        """Show the path."""
-        return f"SQLiteLease({self._path!r})"
+        """Show the path as it was given."""
+        return f"SQLiteLease({self._given!r})"
 
     def open(self, settings: BackendSettings) -> None:
         self._settings = settings
@@ -138,27 +139,33 @@ class SQLiteLease(LeaseBackend):
         for lane in self.lanes():
             lane.abandon()
         self._make_lanes()
+        self._past.forget_threads()
         self._settings = None
 
     def probe(self) -> StoreInfo:
-        if Path(self._path).is_dir():
-            message = f"the SQLite file {self._path!r} is a folder: name a file in it"
-            raise StoreUnsupported(message)
-        folder = Path(self._path).absolute().parent
-        if not folder.is_dir():
-            message = f"the folder {str(folder)!r} for the SQLite file does not exist: make it"
-            raise StoreUnsupported(message)
+        warnings = check_place(self._path)
+        lane = self._timer_lane
 
         def work(tables: SQLiteTables, now_ms: int) -> StoreInfo:
-            del tables
-            return StoreInfo(f"SQLite {sqlite3.sqlite_version}", now_ms, self._store_id)
+            version = f"SQLite {sqlite3.sqlite_version}"
+            notes = warnings if lane.logged else (*warnings, self._no_log())
+            return StoreInfo(version, now_ms, tables.store_id, notes)
 
-        return self._write(self._timer_lane, work)
+        try:
+            return self._write(lane, work)
+        except Unusable as error:
+            raise StoreUnsupported(str(error)) from error
+
+    def _no_log(self) -> str:
+        return (
+            f"the SQLite file {self._path!r} cannot have a write-ahead log where it lies: claims "
+            "are slower, and whoever reads the file holds them up; put it on another disk"
+        )
 
     def register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
         return self._write(
             self._timer_lane,
-            lambda tables, now_ms: _local.register_jobs(tables, jobs, now_ms, self._store_id),
+            lambda tables, now_ms: _local.register_jobs(tables, jobs, now_ms, tables.store_id),
         )
 
     def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
@@ -172,9 +179,17 @@ class SQLiteLease(LeaseBackend):
         )
 
     def settle(self, lease: LeaseRef, settlement: Settlement) -> SettleReply:
-        return self._write(
+        # Runs that end at about the same time share a commit.
+        return self._settlements.ask((lease, settlement), self._opened().call_timeout_ms)
+
+    def _settle_all(
+        self, asked: Sequence[tuple[LeaseRef, Settlement]], deadline_ms: int
+    ) -> Sequence[Union[SettleReply, StoreRejected]]:
+        return self._step(
             self._settle_lane,
-            lambda tables, now_ms: _local.settle(tables, lease, settlement, now_ms),
+            lambda tables, now_ms: _local.settle_all(tables, asked, now_ms),
+            deadline_ms,
+            begin=WRITE,
         )
 
     def pending(self, jobs: Sequence[str], limit: int) -> Pending:
@@ -205,34 +220,40 @@ class SQLiteLease(LeaseBackend):
         return self._settings
 
     def _write(self, lane: Lane, work: Callable[[SQLiteTables, int], T]) -> T:
-        return self._step(lane, work, begin=WRITE)
+        return self._step(lane, work, self._deadline_ms(), begin=WRITE)
 
     def _read(self, work: Callable[[SQLiteTables, int], T]) -> T:
-        return self._step(self._timer_lane, work, begin=READ)
+        return self._step(self._timer_lane, work, self._deadline_ms(), begin=READ)
 
-    def _step(self, lane: Lane, work: Callable[[SQLiteTables, int], T], *, begin: str) -> T:
+    def _deadline_ms(self) -> int:
+        return _clock.steady_ms() + self._opened().call_timeout_ms
+
+    @giving_way
+    def _step(
+        self, lane: Lane, work: Callable[[SQLiteTables, int], T], deadline_ms: int, *, begin: str
+    ) -> T:
         settings = self._opened()
-        deadline_ms = _clock.steady_ms() + settings.call_timeout_ms
-        if not lane.lock.acquire(timeout=settings.call_timeout_ms / 1000):
-            message = f"another call on the SQLite file {self._path!r} did not end in time"
-            raise StoreUnavailable(message)
+        self._enter(lane, deadline_ms)
         try:
-            if begin == READ and self._file_identity() is None:
-                message = f"the SQLite file {self._path!r} does not exist"
-                raise StoreUnavailable(message)
-            tables, connection = self._connected(lane, settings, deadline_ms)
+            if lane.connection is None:
+                self._connect(lane, settings, deadline_ms, begin=begin)
             if not lane.prepared and begin == WRITE:
-                use_log(connection, _clock, deadline_ms)
-                self._prepare(connection)
-                lane.prepared = True
+                self._prepare(lane, deadline_ms)
             elif not lane.prepared:
-                self._check_format(read_meta(connection))
-            connection.execute(f"PRAGMA busy_timeout = {_busy_ms(deadline_ms)}")
-            return self._transaction(tables, connection, work, begin=begin)
-        except sqlite3.Error as error:
-            lane.drop()
-            raise self._translated(error) from error
-        except OutcomeUnknown:
+                lane.logged = has_log(lane.opened()[0])
+            if begin == WRITE:
+                return self._transaction(lane, work, deadline_ms, begin=begin)
+            # A read meets a lock where somebody mends the log after a crash.
+            return in_turn(
+                lambda: self._transaction(lane, work, deadline_ms, begin=begin),
+                _busy_ms(deadline_ms),
+                _clock,
+            )
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if not is_locked(error):  # then the connection is as good as before
+                lane.drop()
+            raise translated(self._path, error) from error
+        except (OutcomeUnknown, StoreUnavailable, StoreUnsupported, Unusable):
             lane.drop()
             raise
         finally:
@@ -240,137 +261,138 @@ class SQLiteLease(LeaseBackend):
                 lane.drop()
             lane.lock.release()
 
+    def _enter(self, lane: Lane, deadline_ms: int) -> None:
+        """Lock a lane; what it has open then are the files that are at their place."""
+        while True:
+            left_ms = max(0, deadline_ms - _clock.steady_ms())
+            if not lane.lock.acquire(timeout=left_ms / 1000):
+                message = f"another call on the SQLite file {self._path!r} did not end in time"
+                raise StoreUnavailable(message)
+            names, former = lane.names, lane.files
+            if names is None:
+                names, former = outdated_beside(Names(self._path)) or (None, former)
+            elif names.lead_to(former):
+                names = None
+            if names is None:
+                return
+            lane.lock.release()
+            gone = identity(names.database) != former.database
+            if leave_files(names, former, _clock, deadline_ms):
+                if gone:
+                    self._past.note_gone(former.database)
+                else:
+                    self._past.note_log_gone()
+            elif _clock.steady_ms() >= deadline_ms:
+                message = f"the former SQLite file {self._path!r} is still in use by another call"
+                raise StoreUnavailable(message)
+
     def _transaction(
-        self,
-        tables: SQLiteTables,
-        connection: sqlite3.Connection,
-        work: Callable[[SQLiteTables, int], T],
-        *,
-        begin: str,
+        self, lane: Lane, work: Callable[[SQLiteTables, int], T], deadline_ms: int, *, begin: str
     ) -> T:
-        connection.execute(begin)
+        connection, tables = lane.opened()
+        lane.begin(begin, _busy_ms(deadline_ms), _clock)
         try:
             changes = connection.total_changes
-            now_ms, stored_ms = self._store_now(connection)
+            meta = read_meta(connection)
+            check_format(self._path, meta)
+            now_ms, writes = self._look(lane, meta)
+            lane.note_log()
+            tables.begin(meta.get("store_id", ""))
             result = work(tables, now_ms)
-            if connection.total_changes != changes and now_ms != stored_ms:
-                connection.execute(
-                    "UPDATE leasecron_meta SET value = ? WHERE name = 'clock_ms'", (str(now_ms),)
-                )
+            if connection.total_changes != changes:
+                writes += 1
+                connection.executemany(NOTE, ((str(now_ms), "clock_ms"), (str(writes), "writes")))
+            if not lane.logged:  # then a commit waits for those who read
+                lane.wait_at_most(_busy_ms(deadline_ms))
         except BaseException:
-            tables.forget()
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        self._commit(connection)
+        lane.seen = self._past.seen(writes)
+        return result
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            message = f"committing to the SQLite file {self._path!r} failed: {error}"
+            if is_locked(error) and connection.in_transaction:
+                connection.execute("ROLLBACK")
+                raise
+            message = f"nobody knows whether a commit took effect: {translated(self._path, error)}"
             raise OutcomeUnknown(message) from error
-        return result
 
-    def _store_now(self, connection: sqlite3.Connection) -> tuple[int, int]:
-        """Return the store's clock: the host's, without its small steps back."""
-        rows = connection.execute(
-            "SELECT value FROM leasecron_meta WHERE name = 'clock_ms'"
-        ).fetchall()
+    def _look(self, lane: Lane, meta: Mapping[str, str]) -> tuple[int, int]:
+        """Read what the file says of its past.
+
+        Returns:
+            The store's clock: the host's, without its small steps back. And how often it was
+            written to.
+        """
         try:
-            stored_ms = int(rows[0][0])
-        except (IndexError, ValueError) as error:
+            stored_ms, writes = int(meta["clock_ms"]), int(meta["writes"])
+        except (KeyError, ValueError) as error:
             message = f"the SQLite file {self._path!r} is damaged: it has no clock"
-            raise StoreRejected(message) from error
+            raise Unusable(message) from error
+        self._past.note_store(meta.get("store_id", ""), writes, lane.seen)
         now_ms = self._now_ms()
         if now_ms >= stored_ms:
-            return now_ms, stored_ms
+            return now_ms, writes
         if stored_ms - now_ms <= BRIDGED_STEP_MS:
-            return stored_ms, stored_ms
-        _logger.warning(
-            "the clock stepped back behind the newest time in the file path=%r step_ms=%d",
-            self._path,
-            stored_ms - now_ms,
-        )
-        return now_ms, stored_ms
+            return stored_ms, writes
+        self._past.note_step_back(stored_ms - now_ms, _clock.steady_ms())
+        return now_ms, writes
 
     # -- connections ---------------------------------------------------------------------------
 
-    def _connected(
-        self, lane: Lane, settings: BackendSettings, deadline_ms: int
-    ) -> tuple[SQLiteTables, sqlite3.Connection]:
-        if lane.connection is not None and lane.identity != self._file_identity():
+    def _connect(
+        self, lane: Lane, settings: BackendSettings, deadline_ms: int, *, begin: str
+    ) -> None:
+        names, found = Names(self._path), check_file(self._path)
+        if found is None and begin == READ:
+            message = f"the SQLite file {self._path!r} does not exist"
+            raise StoreUnavailable(message)
+        before = identity(names.database)
+        if was_inherited(before):
+            message = (
+                f"this process was forked while a call on the SQLite file {self._path!r} hung, "
+                "and cannot use the file: start a new process"
+            )
+            raise StoreUnsupported(message)
+        if before != self._past.identity:
+            check_log(names, _clock, deadline_ms)
+        busy_ms = _busy_ms(deadline_ms)
+        connection = sqlite3.connect(
+            self._path, timeout=busy_ms / 1000, isolation_level=None, check_same_thread=False
+        )
+        lane.open(connection, SQLiteTables(connection, settings.namespace), names, busy_ms)
+        opened = lane.files.database
+        if before not in (None, opened) or outdated_beside(names):
             lane.drop()
-        if lane.connection is None or lane.tables is None:
-            if was_inherited(self._file_identity()):
-                message = (
-                    f"this process was forked while a call on the SQLite file {self._path!r} hung, "
-                    "and cannot use the file: start a new process"
-                )
-                raise StoreUnsupported(message)
-            lane.connection = sqlite3.connect(
-                self._path,
-                timeout=_busy_ms(deadline_ms) / 1000,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            lane.tables = SQLiteTables(lane.connection, settings.namespace)
-            lane.identity = self._file_identity()
-            self._note_identity(lane.identity)
-        return lane.tables, lane.connection
+            message = f"the SQLite file {self._path!r} was replaced while it was opened"
+            raise StoreUnavailable(message)
+        self._past.note_opened(opened)
 
-    def _file_identity(self) -> Optional[tuple[int, int]]:
-        try:
-            found = Path(self._path).stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
-
-    def _note_identity(self, identity: Optional[tuple[int, int]]) -> None:
-        before, self._identity = self._identity, identity
-        if before is not None and before != identity:
-            _logger.error(
-                "the SQLite file was deleted or replaced, what was claimed in it may run again "
-                "path=%r",
-                self._path,
-            )
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, lane: Lane, deadline_ms: int) -> None:
         """Make the file a store, unless it is one; reads alone leave a file as it is."""
+        connection, _tables = lane.opened()
         # NORMAL may forget the last commits when the power fails: a claim could be won twice.
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(WRITE)
+        lane.logged = use_log(connection, _clock, deadline_ms)
+        lane.begin(WRITE, _busy_ms(deadline_ms), _clock)
         try:
-            make_tables(connection)
-            meta = read_meta(connection)
-            self._check_format(meta)
+            if not is_whole(connection):
+                make_store(connection, self._path)
+            # Deletes nothing. SQLite opens what it may not write without a word, and begins there.
+            connection.execute("DELETE FROM leasecron_meta WHERE name = ''")
+            if not lane.logged:
+                lane.wait_at_most(_busy_ms(deadline_ms))
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
-        self._store_id = meta["store_id"]
-
-    def _check_format(self, meta: Mapping[str, Any]) -> None:
-        found = meta.get("format", "no")
-        if found != str(STORE_FORMAT):
-            message = (
-                f"the SQLite file {self._path!r} has store format {found}, this version of "
-                f"leasecron_sync reads {STORE_FORMAT}: use a version that knows it"
-            )
-            raise StoreUnsupported(message)
-
-    def _translated(self, error: sqlite3.Error) -> StoreError:
-        text = str(error)
-        message = f"SQLite file {self._path!r}: {text}"
-        if "readonly" in text or "unable to open" in text:
-            message += (
-                f": user {os.geteuid()} must be able to read and write the file and its folder, "
-                "where SQLite keeps two files beside it"
-            )
-        if "not a database" in text:
-            return StoreUnsupported(f"{message}: choose another path")
-        if any(part in text for part in _REJECTED):
-            return StoreRejected(message)
-        # Nothing was committed: the transaction was rolled back, or never began.
-        return StoreUnavailable(message)
+        lane.prepared = True
 
 
 def _busy_ms(deadline_ms: int) -> int:

@@ -134,7 +134,7 @@ def _sqlite(url: str) -> SQLiteLease:
             "path, sqlite:////var/lib/jobs.db"
         )
         raise ValueError(message)
-    return SQLiteLease(unquote(parts.path[1:]))
+    return SQLiteLease(unquote(parts.path[1:], errors="surrogateescape"))
 
 
 def _memory(url: str) -> MemoryLease:

@@ -94,7 +94,7 @@ def _backend(given: Optional[str]) -> LeaseBackend:
         message = "a memory:// store lives inside one process: there is nothing to see from here"
         raise CommandError(message)
     if isinstance(backend, SQLiteLease):
-        _check_file(unquote(urlsplit(text).path[1:]))
+        _check_file(unquote(urlsplit(text).path[1:], errors="surrogateescape"))
     return backend
 
 

@@ -12,6 +12,7 @@ The line numbers in the comments are those of the decision table in ``docs/proto
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional, Union
 
@@ -65,6 +66,12 @@ class Settle(NamedTuple):
     settlement: Settlement
 
 
+PRUNED_SPANS = 8
+"""How many spans of pruned scheduled times are remembered of a job."""
+
+Span = tuple[int, int]
+"""First and last scheduled time of a span."""
+
 Command = Union[LeaseClaim, Renew, Settle]
 Reply = Union[LeaseReply, RenewReply, SettleReply]
 
@@ -76,10 +83,13 @@ class JobView:
     Attributes:
         record: The job's record.
         others: Every unsettled run of the job besides the run itself.
+        pruned: Spans of its scheduled times that were pruned; read only where the newest of them
+            lies ahead of the clock.
     """
 
     record: JobRecord
     others: tuple[RunRecord, ...] = ()
+    pruned: tuple[Span, ...] = ()
 
 
 class Change(NamedTuple):
@@ -204,9 +214,7 @@ def _claim_new(job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
     key = claim.key
     if now_ms < claim.due_ms:
         return Change(LeaseReply(Verdict.EARLY, wait_ms=claim.due_ms - now_ms))
-    pruned_to_ms = job.record.pruned_to_ms
-    pruned = pruned_to_ms is not None and key.scheduled_ms <= pruned_to_ms
-    if pruned or now_ms - claim.due_ms > claim.max_age_ms:
+    if was_pruned(job, key.scheduled_ms, now_ms) or now_ms - claim.due_ms > claim.max_age_ms:
         return Change(LeaseReply(Verdict.TOO_OLD))
     abandoned: tuple[RunRecord, ...] = ()
     if claim.on_overlap is not OnOverlap.ALLOW:
@@ -381,7 +389,10 @@ def register(job: JobRecord, stamp: JobStamp, now_ms: int) -> JobRecord:
         return replace(job, owed_from_ms=now_ms, fingerprint=stamp.fingerprint)
     if job.fingerprint == stamp.fingerprint:
         return replace(job, owed_from_ms=min(job.owed_from_ms, now_ms))
-    recent = [former for former in job.former if now_ms - former.displaced_ms < FORMER_SCHEDULE_MS]
+    # In both directions: one displaced under a clock that was far ahead is not recent for years.
+    recent = [
+        former for former in job.former if abs(now_ms - former.displaced_ms) < FORMER_SCHEDULE_MS
+    ]
     returning = [former for former in recent if former.fingerprint == stamp.fingerprint]
     owed_from_ms = min(returning[0].owed_from_ms, now_ms) if returning else now_ms
     displaced = FormerSchedule(job.fingerprint, job.owed_from_ms, now_ms)
@@ -396,6 +407,56 @@ def register(job: JobRecord, stamp: JobStamp, now_ms: int) -> JobRecord:
         fingerprint=stamp.fingerprint,
         former=(displaced, *kept)[:FORMER_SCHEDULES],
     )
+
+
+def was_pruned(job: JobView, scheduled_ms: int, now_ms: int) -> bool:
+    """Tell whether a scheduled time is at or before what was pruned of its job.
+
+    When the newest of that lies ahead of the clock, the clock was ahead for long when it was
+    pruned, and may have been set right since. Then only what was pruned itself counts: all before
+    it would be silenced until the clock has come there again, which may take years.
+    """
+    newest_ms = job.record.pruned_to_ms
+    if newest_ms is None or scheduled_ms > newest_ms:
+        return False
+    if newest_ms <= now_ms:
+        return True
+    return any(first_ms <= scheduled_ms <= last_ms for first_ms, last_ms in job.pruned)
+
+
+def newest_pruned(job: JobView, now_ms: int) -> Optional[int]:
+    """Return the newest scheduled time, up to now, that was pruned; None if there is none."""
+    newest_ms = job.record.pruned_to_ms
+    if newest_ms is None or newest_ms <= now_ms:
+        return newest_ms
+    past = [min(last_ms, now_ms) for first_ms, last_ms in job.pruned if first_ms <= now_ms]
+    return max(past, default=None)
+
+
+def with_pruned(
+    spans: tuple[Span, ...], scheduled: Iterable[int], older_than_ms: int
+) -> tuple[Span, ...]:
+    """Return the spans of pruned scheduled times with some more of them.
+
+    What lies close together is one span. A clock that was ahead by less than the history leaves
+    nothing ahead of it when it is set right, so a hole of half a history needs no care.
+
+    Args:
+        spans: The spans so far, rising.
+        scheduled: What is pruned now.
+        older_than_ms: Length of the history.
+    """
+    joined: list[Span] = []
+    for first_ms, last_ms in sorted([*spans, *((ms, ms) for ms in scheduled)]):
+        if joined and first_ms - joined[-1][1] <= older_than_ms // 2:
+            joined[-1] = (joined[-1][0], max(last_ms, joined[-1][1]))
+        else:
+            joined.append((first_ms, last_ms))
+    while len(joined) > PRUNED_SPANS:
+        holes = [after[0] - before[1] for before, after in zip(joined, joined[1:])]
+        place = holes.index(min(holes))
+        joined[place : place + 2] = [(joined[place][0], joined[place + 1][1])]
+    return tuple(joined)
 
 
 class Claimable(NamedTuple):

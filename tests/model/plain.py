@@ -35,10 +35,13 @@ from leasecron_sync.protocol.transition import (
     Renew,
     Reply,
     Settle,
+    Span,
     abandon,
     claimable,
+    newest_pruned,
     register,
     transition,
+    with_pruned,
 )
 
 Transition = Callable[[Optional[RunRecord], JobView, Command, int], Change]
@@ -50,6 +53,7 @@ class PlainStore:
     def __init__(self, now_ms: Callable[[], int], decide: Transition = transition) -> None:
         self.runs: dict[RunKey, RunRecord] = {}
         self.jobs: dict[str, JobRecord] = {}
+        self.pruned: dict[str, tuple[Span, ...]] = {}
         self._now_ms = now_ms
         self._decide = decide
 
@@ -77,7 +81,8 @@ class PlainStore:
     def _execute(self, key: RunKey, command: Command) -> Reply:
         job = self.jobs.get(key.job, JobRecord(key.job))
         others = tuple(record for record in self.unsettled(key.job) if record.key != key)
-        change = self._decide(self.runs.get(key), JobView(job, others), command, self._now_ms())
+        view = JobView(job, others, self.pruned.get(key.job, ()))
+        change = self._decide(self.runs.get(key), view, command, self._now_ms())
         for record in change.runs:
             self.runs[record.key] = record
         if change.job is not None:
@@ -99,9 +104,10 @@ class PlainStore:
             assert record.owed_from_ms is not None
             now_ms = self._now_ms()
             times = [key.scheduled_ms for key in self.runs if key.job == stamp.job]
+            pruned_ms = newest_pruned(JobView(record, (), self.pruned.get(stamp.job, ())), now_ms)
+            if pruned_ms is not None:
+                times.append(pruned_ms)
             known = [scheduled_ms for scheduled_ms in times if scheduled_ms <= now_ms]
-            if record.pruned_to_ms is not None:
-                known.append(record.pruned_to_ms)
             newest = max(known) if known else None
             standings.append(JobStanding(record.owed_from_ms, newest, now_ms, "plain"))
         return standings
@@ -157,4 +163,7 @@ class PlainStore:
             job = self.jobs.get(key.job, JobRecord(key.job))
             pruned_to_ms = max(key.scheduled_ms, job.pruned_to_ms or key.scheduled_ms)
             self.jobs[key.job] = replace(job, pruned_to_ms=pruned_to_ms)
+        for name in {key.job for key in old[:limit]}:
+            times = [key.scheduled_ms for key in old[:limit] if key.job == name]
+            self.pruned[name] = with_pruned(self.pruned.get(name, ()), times, older_than_ms)
         return Pruned(len(old[:limit]), tuple(abandoned))

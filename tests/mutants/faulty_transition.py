@@ -156,6 +156,20 @@ def ignores_what_was_pruned(record: Record, job: JobView, command: Command, now_
     return change
 
 
+def silences_all_before_what_was_pruned(
+    record: Record, job: JobView, command: Command, now_ms: int
+) -> Change:
+    newest_ms = job.record.pruned_to_ms
+    whole = () if newest_ms is None else ((0, newest_ms),)
+    return transition(record, replace(job, pruned=whole), command, now_ms)
+
+
+def forgets_what_was_pruned_when_the_clock_is_set_back(
+    record: Record, job: JobView, command: Command, now_ms: int
+) -> Change:
+    return transition(record, replace(job, pruned=()), command, now_ms)
+
+
 def is_fresh_for_everybody(record: Record, job: JobView, command: Command, now_ms: int) -> Change:
     change = transition(record, job, command, now_ms)
     if isinstance(change.reply, LeaseReply) and change.reply.verdict is Verdict.SETTLED:

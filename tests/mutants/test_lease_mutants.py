@@ -82,6 +82,14 @@ DECISION_FAULTS = (
     Fault(faulty.ignores_the_age, "run_beyond_its_greatest_age_is_too_old"),
     Fault(faulty.asks_the_age_of_every_run, "greatest_age_is_read_only_for_a_run_without_a_record"),
     Fault(faulty.ignores_what_was_pruned, "nothing_at_or_before_what_was_pruned_is_granted_anew"),
+    Fault(
+        faulty.silences_all_before_what_was_pruned,
+        "what_was_pruned_ahead_of_the_clock_silences_nothing_but_itself",
+    ),
+    Fault(
+        faulty.forgets_what_was_pruned_when_the_clock_is_set_back,
+        "what_was_pruned_ahead_of_the_clock_silences_nothing_but_itself",
+    ),
     Fault(faulty.is_fresh_for_everybody, "only_the_deciding_claim_is_fresh"),
     Fault(faulty.never_shortens_a_lease, "lease_too_long_for_the_clock_is_shortened"),
     Fault(faulty.waits_however_long, "wait_longer_than_any_retry_delay_is_over"),

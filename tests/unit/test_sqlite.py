@@ -275,6 +275,36 @@ def test_call_5_an_unreadable_record_is_refused_by_itself(bench: Bench, damage: 
     assert backend.settle(leases[0].ref, FINISHED).accepted
 
 
+def test_call_5_text_that_cannot_be_decoded_spoils_its_own_record_at_most(bench: Bench) -> None:
+    backend = bench.open()
+    for job in ("good", "bad", "worse"):
+        win(backend, bench.intend(job))
+    for job, change in (("bad", "reason"), ("worse", "state")):
+        bench.sql(
+            f"UPDATE leasecron_run SET {change} = CAST(x'66ff' AS TEXT) "
+            "WHERE job_id = (SELECT id FROM leasecron_job WHERE name = ?)",
+            job,
+        )
+    records = backend.history(None, 10)
+    assert {(record.key.job, record.reason) for record in records} == {
+        ("good", ""),
+        ("bad", "f\ufffd"),
+    }
+    claims = [bench.intend(job) for job in ("bad", "worse", "good")]
+    verdicts = [reply.verdict for reply in backend.claim(claims)]
+    assert verdicts == [Verdict.HELD, Verdict.REJECTED, Verdict.HELD]
+    assert backend.pending(["good", "bad", "worse"], 10).unsettled
+
+
+def test_call_5_a_job_with_values_of_other_kinds_does_not_stop_the_others(bench: Bench) -> None:
+    backend = bench.open()
+    backend.register([JobStamp("good", "x"), JobStamp("bad", "x")])
+    bench.sql("UPDATE leasecron_job SET last_token = 'x' WHERE name = 'bad'")
+    replies = backend.claim([bench.intend("bad"), bench.intend("good")])
+    assert [reply.verdict for reply in replies] == [Verdict.REJECTED, Verdict.GRANTED]
+    assert replies[0].reason == "the record of job 'bad' is damaged"
+
+
 def test_call_5_other_runs_of_the_job_are_not_started_beside_an_unreadable_one(
     bench: Bench,
 ) -> None:
@@ -422,6 +452,22 @@ def test_a_commit_that_fails_has_an_unknown_outcome(bench: Bench) -> None:
         with pytest.raises(OutcomeUnknown, match="disk I/O error"):
             ask(backend, claim)
         assert backend._timer_lane.connection is None, "a suspect connection is thrown away"
+        assert ask(backend, claim).verdict is Verdict.GRANTED
+
+
+def test_a_reader_in_the_way_of_a_commit_makes_the_call_unavailable_and_undone(
+    bench: Bench,
+) -> None:
+    """Without a write-ahead log; SQLite then says for certain that nothing was committed."""
+    backend, claim = bench.open(call_timeout_ms=80), bench.intend()
+    with mock.patch("leasecron_sync.backends.sqlite.use_log", return_value=False):
+        backend.probe()
+        with closing(sqlite3.connect(bench.path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM leasecron_meta").fetchall()
+            with pytest.raises(StoreUnavailable, match="locked"):
+                ask(backend, claim)
+            assert not connection_of(backend).in_transaction
         assert ask(backend, claim).verdict is Verdict.GRANTED
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,45 @@ def test_a_command_does_not_read_the_history(command: str, tmp_path: Path) -> No
     after = work(4)
     backend.close()
     assert 0 < after <= before * 1.5
+
+
+def _statements(backend: SQLiteLease, call: Callable[[], object]) -> int:
+    """Return how many statements SQLite executes for a call."""
+    seen: list[str] = []
+    for lane in backend.lanes():
+        if lane.connection is not None:
+            lane.connection.set_trace_callback(seen.append)
+    call()
+    for lane in backend.lanes():
+        if lane.connection is not None:
+            lane.connection.set_trace_callback(None)
+    return len(seen)
+
+
+def test_a_claim_in_a_batch_needs_five_statements_and_no_transaction_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """What a batch needs besides does not grow with it: each statement is paid by every claim."""
+    backend = SQLiteLease(tmp_path / "jobs.db")
+    backend._now_ms = lambda: NOW_MS
+    backend.open(BackendSettings("default", "me", 5_000))
+    jobs = [f"job {number}" for number in range(150)]
+    backend.register([JobStamp(job, "x") for job in jobs])
+
+    def claims(first: int, count: int) -> list[LeaseClaim]:
+        return [
+            replace(_claim(number), key=RunKey(jobs[number], NOW_MS - 1))
+            for number in range(first, first + count)
+        ]
+
+    backend.claim(claims(0, 1))  # the connection is made, statements are prepared
+    ten = _statements(backend, lambda: backend.claim(claims(10, 10)))
+    hundred = _statements(backend, lambda: backend.claim(claims(20, 100)))
+    assert hundred - ten == 90 * 5
+    assert ten - 10 * 5 == 6, (
+        "BEGIN, what the file says of itself, its namespace, two notes, COMMIT"
+    )
+    backend.pending(jobs, 10)
+    reads = _statements(backend, lambda: backend.pending(jobs, 10))
+    assert reads == 5, "BEGIN, what the file says of itself, the namespace, the runs, COMMIT"
+    backend.close()

@@ -221,6 +221,24 @@ class UpkeepCases:
         holder.win(newer)
         assert holder.register().newest_ms == newer.scheduled_ms
 
+    def test_what_was_pruned_ahead_of_the_clock_silences_nothing_but_itself(
+        self, store: LeaseStore
+    ) -> None:
+        """PRUNE-2, CATCHUP-8: the clock was ahead for long, and is set right."""
+        holder = store.instance()
+        old = holder.intend(store.run(ago_ms=3 * HOUR_MS), max_age_ms=4 * HOUR_MS)
+        ahead = store.run(ago_ms=1)
+        holder.finish(holder.win(old))
+        holder.finish(holder.win(ahead))
+        store.advance(1)
+        assert holder.backend.prune(0, 100).deleted == 2
+        store.set_back()
+        assert holder.register().newest_ms == old.key.scheduled_ms
+        again = holder.intend(old.key, max_age_ms=4 * HOUR_MS)
+        assert holder.ask(again).verdict is Verdict.TOO_OLD
+        assert store.instance().ask(ahead).verdict is Verdict.EARLY
+        assert holder.win(store.run()).attempt == 1
+
     @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.WAITING])
     def test_pruning_abandons_what_nobody_can_claim(
         self, store: LeaseStore, state: RunState

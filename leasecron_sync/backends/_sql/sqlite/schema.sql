@@ -1,4 +1,6 @@
 -- Store format 1. Every name starts with leasecron_, so that the file may hold other tables.
+-- leasecron_meta keeps its name and columns in every format: by it an older version, which may be at
+-- work while a newer one changes the rest, sees in each of its transactions that it has to end.
 CREATE TABLE IF NOT EXISTS leasecron_meta (
   name  TEXT PRIMARY KEY,
   value TEXT NOT NULL
@@ -42,6 +44,14 @@ CREATE TABLE IF NOT EXISTS leasecron_run (
   settled_ms   INTEGER,
   reason       TEXT NOT NULL,
   PRIMARY KEY (job_id, scheduled_ms)
+) WITHOUT ROWID;
+
+-- Which scheduled times were pruned, in a few spans.
+CREATE TABLE IF NOT EXISTS leasecron_pruned (
+  job_id   INTEGER NOT NULL,
+  first_ms INTEGER NOT NULL,
+  last_ms  INTEGER NOT NULL,
+  PRIMARY KEY (job_id, first_ms)
 ) WITHOUT ROWID;
 
 -- The few unsettled runs, found without looking at the settled ones.
