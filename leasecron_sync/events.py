@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ class EventHub:
         self._running = False
         self._dropped = 0
         self.inline = False  # tests without threads: listeners are called by whoever emits
+        # Called at the end of a child that a listener has forked.
+        self.end_child: Callable[[], None] = _nothing
 
     def on(self, name: EventName, listener: Listener) -> None:
         """Call a listener for every event of this name, from now on.
@@ -197,18 +200,32 @@ class EventHub:
             self._queue, self._thread = waiting, thread
 
     def _deliver(self, waiting: queue.Queue[Optional[Event]]) -> None:
-        while True:
-            event = waiting.get()
-            if event is None:
-                return
-            self._call_listeners(event)
+        pid = os.getpid()
+        try:
+            while os.getpid() == pid:  # else a listener has forked, and this is the child
+                event = waiting.get()
+                if event is None:
+                    return
+                self._call_listeners(event)
+        finally:
+            if os.getpid() != pid:
+                self.end_child()
 
     def _call_listeners(self, event: Event) -> None:
+        pid = os.getpid()
         for listener in self._listeners.get(event.name, ()):
             try:
                 listener(event)
             except BaseException:  # a listener's SystemExit must not end this thread either
+                if os.getpid() != pid:
+                    raise
                 _logger.exception("a listener raised event=%s", event.name)
+            if os.getpid() != pid:
+                return
+
+
+def _nothing() -> None:
+    """Do nothing at the end of a child."""
 
 
 def _empty(waiting: queue.Queue[Optional[Event]]) -> None:

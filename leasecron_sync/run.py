@@ -62,6 +62,18 @@ class RunControl:
         self.stopping = True
         self._wake.set()
 
+    def after_fork(self) -> None:
+        """Leave the run to the parent, in a child that may still ask about it.
+
+        Nobody renews the lease here, so it is lost by the clock, at the latest when the parent's
+        would be without another renewal. What this child finds is nothing that happened to the run.
+        """
+        self._on_lost = _nothing
+        self._told = threading.Lock()
+        self._wake = threading.Event()  # another thread may have had its lock
+        if self.stopping or self._lost:
+            self._wake.set()
+
     @property
     def trusted_until_ms(self) -> int:
         """Steady time until which the lease is trusted; only of runs with a lease."""
@@ -125,6 +137,10 @@ class RunControl:
         self._wake.set()
         if self._told.acquire(blocking=False):
             self._on_lost()
+
+
+def _nothing() -> None:
+    """Tell nobody."""
 
 
 class Run:

@@ -12,6 +12,9 @@ from leasecron_sync.model import RunKey
 MAX_SPANS = 8
 """Spans of handed-out times that are remembered of a job; each step of the clock begins one."""
 
+POP_LIMIT = 250
+"""Times looked at in one go, so that the first of many that come together are not held up."""
+
 
 class Due(NamedTuple):
     """A scheduled time whose due time has come."""
@@ -187,14 +190,20 @@ class Agenda:
                 found[name] = min(found.get(name, entry.scheduled_ms), entry.scheduled_ms)
         return found
 
-    def pop(self, now_ms: int) -> tuple[list[Due], list[Gap]]:
-        """Take out what is due; jobs and ``keep_ms`` bound the work, not the delay."""
+    def pop(self, now_ms: int, limit: int = POP_LIMIT) -> tuple[list[Due], list[Gap]]:
+        """Take out what is due; jobs and ``keep_ms`` bound the work, not the delay.
+
+        Args:
+            now_ms: The wall clock.
+            limit: How many times to look at, at most; ``next_ms`` has come while others are left.
+        """
         due: list[Due] = []
         gaps: list[Gap] = []
-        while self._heap and self._heap[0].at_ms <= now_ms:
+        while limit and self._heap and self._heap[0].at_ms <= now_ms:
             entry = heapq.heappop(self._heap)
             if not self._current(entry):
                 continue
+            limit -= 1
             plan, scheduled_ms = entry.plan, entry.scheduled_ms
             if not entry.nominal:
                 plan.jittering.discard(scheduled_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Callable, Optional, TypeVar
 
 from leasecron_sync.clock import Clock
@@ -222,6 +223,11 @@ class Caller:
                 self._back_at_ms = self._clock.steady_ms()
         if ended:
             self._on_back()
+
+
+def import_late_ones() -> None:
+    """Import what is imported late, now; waits for another thread that is doing so."""
+    import_module("tenacity")
 
 
 class Backoff:

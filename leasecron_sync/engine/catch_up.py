@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Callable, NamedTuple
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.context import TIMER_LANE, Context
-from leasecron_sync.engine.decide import Candidate, Count, LookBack, Origin, given_up, look_back
+from leasecron_sync.engine.decide import (
+    Candidate,
+    Count,
+    Known,
+    LookBack,
+    Origin,
+    given_up,
+    look_back,
+)
 from leasecron_sync.engine.job import Job
 from leasecron_sync.model import JobStamp, JobStanding, Reason, RunKey, RunState
 from leasecron_sync.run import moment
@@ -52,6 +60,10 @@ class CatchUp:
         self._backend = backend
         self._wanted: dict[str, Job] = {}
         self._reported: dict[str, int] = {}
+        # First and last of what was reported one by one while a look back is still to come.
+        self._told: dict[str, tuple[int, int]] = {}
+        # The oldest that was asked for while a look back is still to come.
+        self._asked: dict[str, int] = {}
         self._store_id = ""
 
     @property
@@ -71,14 +83,36 @@ class CatchUp:
             self._wanted[job.name] = job
             if forget:
                 self._reported.pop(job.name, None)
+                self._told.pop(job.name, None)
+
+    def leave_out(self, name: str) -> None:
+        """Do not look back over a job that was removed, or replaced."""
+        self._wanted.pop(name, None)
+        self._told.pop(name, None)
+        self._asked.pop(name, None)
+
+    def note_asked(self, keys: Iterable[RunKey]) -> None:
+        """Note claims that are made before the look back, while the store refuses what it needs."""
+        for key in keys:
+            if key.job in self._wanted:
+                known_ms = self._asked.get(key.job, key.scheduled_ms)
+                self._asked[key.job] = min(known_ms, key.scheduled_ms)
 
     def note_reported(self, key: RunKey) -> None:
         """Note a missed run that was reported by itself."""
+        if key.job in self._wanted:  # what lies before it may not be reported yet
+            first_ms, last_ms = self._told.get(key.job, (key.scheduled_ms, key.scheduled_ms))
+            self._told[key.job] = min(first_ms, key.scheduled_ms), max(last_ms, key.scheduled_ms)
+            return
         known_ms = self._reported.get(key.job, key.scheduled_ms)
         self._reported[key.job] = max(known_ms, key.scheduled_ms)
 
-    def step(self) -> Found:
+    def step(self, expected: Callable[[RunKey], bool] = lambda _key: False) -> Found:
         """Look back over the jobs that are wanted: two round trips for a batch of them.
+
+        Args:
+            expected: Tells whether this instance means to claim a run anyway, so that it is not
+                given up.
 
         Raises:
             StoreError: The store did not answer; the next step asks again.
@@ -90,16 +124,20 @@ class CatchUp:
         standings = self._register(jobs)
         now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
         looks = [
-            look_back(
-                job, now_ms, standing.owed_from_ms, standing.newest_ms, self._reported.get(job.name)
+            look_back(job, now_ms, standing.owed_from_ms, self._known(job.name, standing)).without(
+                expected
             )
             for job, standing in zip(jobs, standings)
         ]
-        found = self._compare(looks, steady_ms)
+        found = self._compare([look.without(expected) for look in looks], steady_ms)
         for job in jobs:
             if self._wanted.get(job.name) is job:
                 del self._wanted[job.name]
+                self._asked.pop(job.name, None)
         return found
+
+    def _known(self, name: str, standing: JobStanding) -> Known:
+        return Known(standing.newest_ms, self._reported.get(name), self._asked.get(name))
 
     def _register(self, jobs: list[Job]) -> Sequence[JobStanding]:
         clock = self._context.clock
@@ -140,7 +178,11 @@ class CatchUp:
             missing = [ms for ms in look.scheduled if ms not in states]
             owed += [_candidate(look.job, ms, Origin.CAUGHT_UP, steady_ms) for ms in missing]
             coming += [_candidate(look.job, ms, Origin.ON_TIME, steady_ms) for ms in look.coming]
-            self._report(look, given_up(look, states))
+            told = self._told.pop(look.job.name, None)
+            self._report(look, given_up(look, states, told))
+            if told is not None:
+                known_ms = self._reported.get(look.job.name, told[1])
+                self._reported[look.job.name] = max(known_ms, told[1])
         return Found(owed, coming, recorded, unsettled)
 
     def _report(self, look: LookBack, found: Count) -> None:
@@ -148,7 +190,7 @@ class CatchUp:
         if found.first_ms is None or found.last_ms is None:
             return
         key = RunKey(look.job.name, found.last_ms)
-        self.note_reported(key)
+        self._reported[key.job] = max(self._reported.get(key.job, found.last_ms), found.last_ms)
         self._context.emit(
             "run_missed",
             key,

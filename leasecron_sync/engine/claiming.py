@@ -10,7 +10,13 @@ from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
 from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.decide import Candidate
 from leasecron_sync.errors import OutcomeUnknown, StoreError
-from leasecron_sync.model import ClaimReply, LeaseClaim, LeaseReply, OnceClaim
+from leasecron_sync.model import ClaimReply, LeaseClaim, LeaseReply, OnceClaim, RunKey, Verdict
+
+UNDECIDED = frozenset({Verdict.EARLY, Verdict.DEFERRED})
+"""Answers after which the same instance asks again."""
+
+MAX_DECISIONS = 1_000
+"""Decisions that are remembered of runs that are not decided, the newest."""
 
 
 class Answer(NamedTuple):
@@ -44,14 +50,22 @@ class _Asking:
         self._context = context
         self._keep_ms = keep_ms
         self._numbers = itertools.count(1)
+        # Of runs that are not decided: a claim may reach the store twice, or late, and win then.
+        self._decisions: dict[RunKey, tuple[str, int]] = {}
 
     def _prepare(self, candidates: Sequence[Candidate], sent_ms: int) -> None:
         for item in candidates:
+            if not item.decision_id:
+                item.decision_id, item.tried_ms = self._decisions.pop(item.key, ("", 0))
             # After that long nothing is left of the old decision, whatever became of it.
             expired = sent_ms - item.tried_ms > self._keep_ms
             if not item.decision_id or expired:
                 item.decision_id = f"{self._context.instance_id}-{next(self._numbers)}"
             item.tried_ms = sent_ms
+            self._decisions.pop(item.key, None)  # the newest ones stand at the end
+            self._decisions[item.key] = (item.decision_id, sent_ms)
+        while len(self._decisions) > MAX_DECISIONS:
+            del self._decisions[next(iter(self._decisions))]
 
     def _ask(
         self,
@@ -65,7 +79,11 @@ class _Asking:
                 item.unknown = item.unknown or isinstance(error, OutcomeUnknown)
                 item.refused = True
             raise
-        return [Answer(item, _in_one_form(reply)) for item, reply in zip(candidates, replies)]
+        answers = [Answer(item, _in_one_form(reply)) for item, reply in zip(candidates, replies)]
+        for item, reply in answers:
+            if reply.verdict not in UNDECIDED:
+                self._decisions.pop(item.key, None)
+        return answers
 
 
 def _in_one_form(reply: Union[LeaseReply, ClaimReply]) -> LeaseReply:

@@ -53,6 +53,9 @@ class Context:
         self.runtime = runtime
         self.spawn = spawn
         self.stopping = threading.Event()
+        self.claimed = threading.Event()
+        """Set while the timer has no more to claim at once."""
+        self.claimed.set()
         self.caller = Caller(
             clock,
             rounds=frozenset({TIMER_LANE}),

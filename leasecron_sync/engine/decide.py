@@ -1,22 +1,16 @@
-"""Which runs to ask for, in which order and how many. Pure."""
+"""What an instance may ask for, and what may be owed when it looks back. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Optional
+from typing import Callable, Optional
 
 from leasecron_sync.engine.job import Job
+from leasecron_sync.engine.runtime import LiveRun, bars_asking
 from leasecron_sync.model import JobSpan, OnOverlap, Reason, RunKey, RunState
-from leasecron_sync.options import (
-    EXTRA_SLOTS,
-    LOOK_BACK_COUNT,
-    MIN_SLICE,
-    ON_TIME_MS,
-    SLICE_DIVISOR,
-)
+from leasecron_sync.options import LOOK_BACK_COUNT, ON_TIME_MS
 
 
 class Origin(Enum):
@@ -38,7 +32,7 @@ class Candidate:
         origin: How it was found.
         found_ms: Steady time at which it was found.
         ask_ms: Steady time before which it is not asked for.
-        decision_id: Id of the decision, kept while an earlier ask has no answer; empty before.
+        decision_id: Id of the decision, kept until the run is decided; empty before the first ask.
         tried_ms: Steady time of the newest ask.
         unknown: True when the newest ask may have taken effect.
         refused: True when the newest ask surely had no effect, since the store was down.
@@ -96,21 +90,6 @@ class Candidate:
         return self.job.options.late_overlap
 
 
-@dataclass
-class Pick:
-    """What to claim in one call.
-
-    Attributes:
-        candidates: At most one run of a job without overlap, at most the free slots.
-        starved: True when something was left out for want of a slot.
-        more: True when something was left out for the next call.
-    """
-
-    candidates: list[Candidate]
-    starved: bool
-    more: bool
-
-
 @dataclass(frozen=True)
 class Asker:
     """Who picks, and when.
@@ -120,78 +99,24 @@ class Asker:
         free: Free slots; negative when slots beyond the limit are in use.
         now_ms: The wall clock.
         steady_ms: Steady time.
-        in_order: Ask for one run of each job at a time, the oldest, since the mechanism may not
-            accept an older one later.
+        handlers: The live runs in this process, by the names of their jobs.
     """
 
     instance_id: str
     free: int
     now_ms: int
     steady_ms: int
-    in_order: bool = False
+    handlers: Mapping[str, Sequence[LiveRun]] = field(default_factory=dict[str, Sequence[LiveRun]])
 
-
-def pick(candidates: Iterable[Candidate], asker: Asker) -> Pick:
-    """Choose the runs of the next claim.
-
-    Unsettled runs come first and may use slots beyond the limit. Of the rest an instance takes a
-    slice, beginning at an offset of its own, so that runs which are due together spread over the
-    instances.
-
-    Args:
-        candidates: Everything this instance means to claim.
-        asker: Who picks, and when.
-    """
-    everything = sorted(
-        candidates,
-        key=lambda item: (item.key.scheduled_ms if asker.in_order else item.due_ms, item.key),
-    )
-    first = _in_turn([item for item in everything if item.origin is Origin.UNSETTLED], asker)
-    jobs = {item.job.name for item in first if not item.job.options.overlap}
-    others = [item for item in everything if item.origin is not Origin.UNSETTLED]
-    rest = [item for item in _in_turn(others, asker) if item.job.name not in jobs]
-    chosen = first[: max(0, asker.free + EXTRA_SLOTS)]
-    free = max(0, asker.free - len(chosen))
-    size = min(free, max(MIN_SLICE, -(-len(rest) // SLICE_DIVISOR)))
-    sliced = _rotated(rest, asker.instance_id)[:size]
-    left_out = len(first) + len(rest) - len(chosen) - len(sliced)
-    starved = len(chosen) < len(first) or (len(rest) > len(sliced) and free <= size)
-    return Pick(chosen + sliced, starved, left_out > 0 and not starved)
-
-
-def _in_turn(candidates: list[Candidate], asker: Asker) -> list[Candidate]:
-    """Keep what may be asked for now: of a job whose runs go one at a time, the oldest alone.
-
-    Runs go one at a time where overlap is forbidden, where they are made up for, and where the
-    mechanism wants them in order. One that waits for its turn keeps those behind it waiting, but
-    not a run that is on time: that one is asked for, and may be skipped.
-    """
-    seen: set[str] = set()
-    kept: list[Candidate] = []
-    for item in candidates:
-        alone = asker.in_order or not item.job.options.overlap or item.origin is Origin.CAUGHT_UP
-        ready = item.ask_ms <= asker.steady_ms
-        if not alone:
-            if ready:
-                kept.append(item)
-            continue
-        if item.key.job in seen:
-            continue
-        if ready:
-            kept.append(item)
-        if ready or asker.in_order or not item.is_on_time(asker.now_ms, asker.steady_ms):
-            seen.add(item.key.job)
-    return kept
-
-
-def _rotated(candidates: list[Candidate], instance_id: str) -> list[Candidate]:
-    """Begin at a place that depends on the instance and the oldest scheduled time."""
-    if len(candidates) <= 1:
-        return candidates
-    text = f"{instance_id} {candidates[0].key.scheduled_ms}"
-    digest = hashlib.sha256(text.encode()).digest()
-    start = int.from_bytes(digest[:8], "big") % len(candidates)
-    return candidates[start:] + candidates[:start]
+    def may_ask(self, item: Candidate) -> bool:
+        """Tell whether no handler in this process stands in the way."""
+        return not bars_asking(
+            self.handlers.get(item.key.job, ()),
+            item.job,
+            item.key,
+            deferring=item.on_overlap(self.now_ms, self.steady_ms) is OnOverlap.DEFER,
+            caught_up=item.origin is Origin.CAUGHT_UP,
+        )
 
 
 @dataclass(frozen=True)
@@ -220,10 +145,47 @@ class LookBack:
         compared = (*self.scheduled, *self.too_late)
         return JobSpan(self.job.name, min(compared), max(compared)) if compared else None
 
+    def without(self, expected: Callable[[RunKey], bool]) -> LookBack:
+        """Leave out of what is given up what this instance means to claim all the same."""
+        name, older_to_ms = self.job.name, self.older_to_ms
+        late = [ms for ms in self.too_late if not expected(RunKey(name, ms))]
+        newest_ms = self.job.schedule.before(older_to_ms)
+        while newest_ms is not None and expected(RunKey(name, newest_ms)):
+            older_to_ms = newest_ms
+            newest_ms = self.job.schedule.before(older_to_ms)
+        return replace(self, too_late=tuple(late), older_to_ms=older_to_ms)
 
-def look_back(
-    job: Job, now_ms: int, owed_from_ms: int, newest_ms: Optional[int], reported_ms: Optional[int]
-) -> LookBack:
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a job before a look back.
+
+    Attributes:
+        newest_ms: Newest scheduled time of which the store has, or had, a record.
+        reported_ms: Newest scheduled time that this instance has reported as missed.
+        asked_ms: Oldest scheduled time that this instance has asked for before it could look back.
+            A record from there on says of no earlier time that somebody looked after it, so those
+            are compared one by one.
+    """
+
+    newest_ms: Optional[int] = None
+    reported_ms: Optional[int] = None
+    asked_ms: Optional[int] = None
+
+    @property
+    def own(self) -> bool:
+        """Whether the newest record may be this instance's own."""
+        if self.newest_ms is None or self.asked_ms is None:
+            return False
+        return self.newest_ms >= self.asked_ms
+
+    def older_from_ms(self, owed_from_ms: int) -> int:
+        """Return where that begins of which nothing is known."""
+        known = [None if self.own else self.newest_ms, self.reported_ms]
+        return max([owed_from_ms, *(ms + 1 for ms in known if ms is not None)])
+
+
+def look_back(job: Job, now_ms: int, owed_from_ms: int, known: Known) -> LookBack:
     """Find the scheduled times that may be owed.
 
     The work is bounded by ``catch_up_limit``, however long the outage was and however wide the
@@ -233,16 +195,15 @@ def look_back(
         job: The job.
         now_ms: The wall clock.
         owed_from_ms: Scheduled times before this one are not owed.
-        newest_ms: Newest scheduled time of which the store has, or had, a record.
-        reported_ms: Newest scheduled time that this instance has reported as missed.
+        known: What is known of it.
     """
     options = job.options
-    known = [owed_from_ms]
-    known += [ms + 1 for ms in (newest_ms, reported_ms) if ms is not None]
-    older_from_ms = max(known)
+    own, older_from_ms = known.own, known.older_from_ms(owed_from_ms)
     # Judged with the jitter, like the claim: neither early nor too old.
     window_from_ms = now_ms - options.catch_up_ms
     oldest_ms = max(owed_from_ms, window_from_ms - options.jitter_ms)
+    if own:
+        oldest_ms = min(oldest_ms, older_from_ms)
     found: list[int] = []
     coming: list[int] = []
     too_late: list[int] = []
@@ -252,23 +213,21 @@ def look_back(
         due_ms = job.due_ms(scheduled_ms)
         if due_ms > now_ms:
             coming.append(scheduled_ms)
-        elif due_ms >= window_from_ms:
-            if len(found) == options.catch_up_limit:
-                break
+        elif due_ms >= window_from_ms and len(found) < options.catch_up_limit:
             found.append(scheduled_ms)
+        elif due_ms >= window_from_ms and not own:
+            break
         elif scheduled_ms >= older_from_ms and len(too_late) < LOOK_BACK_COUNT:
             too_late.append(scheduled_ms)
+        elif own:
+            break
         to_ms = scheduled_ms
         scheduled_ms = job.schedule.before(scheduled_ms)
     older_to_ms = to_ms if scheduled_ms is not None and scheduled_ms >= oldest_ms else oldest_ms
-    return LookBack(
-        job,
-        tuple(reversed(found)),
-        tuple(reversed(coming)),
-        tuple(reversed(too_late)),
-        older_from_ms,
-        older_to_ms,
-    )
+    if own:
+        older_from_ms = max(older_from_ms, older_to_ms)
+    scheduled, late = tuple(reversed(found)), tuple(reversed(too_late))
+    return LookBack(job, scheduled, tuple(reversed(coming)), late, older_from_ms, older_to_ms)
 
 
 @dataclass(frozen=True)
@@ -304,11 +263,27 @@ def count(job: Job, from_ms: int, to_ms: int) -> Count:
     return Count(number, first_ms, last_ms, at_least=False)
 
 
-def given_up(look: LookBack, states: Mapping[int, RunState]) -> Count:
-    """Count what lies before the window and has no record."""
-    late = [ms for ms in look.too_late if ms not in states]
-    older = count(look.job, look.older_from_ms, look.older_to_ms)
-    if not late:
-        return older
-    first_ms = late[0] if older.first_ms is None else older.first_ms
-    return Count(older.number + len(late), first_ms, late[-1], older.at_least)
+def given_up(
+    look: LookBack, states: Mapping[int, RunState], told: Optional[tuple[int, int]] = None
+) -> Count:
+    """Count what lies before the window and has no record.
+
+    Args:
+        look: What was looked at.
+        states: What the store has of it.
+        told: First and last of the times that were reported one by one.
+    """
+    first_ms, last_ms = (look.older_to_ms, look.older_to_ms - 1) if told is None else told
+    late = [ms for ms in look.too_late if ms not in states and not first_ms <= ms <= last_ms]
+    before = count(look.job, look.older_from_ms, min(look.older_to_ms, first_ms))
+    after = count(look.job, max(look.older_from_ms, last_ms + 1, first_ms), look.older_to_ms)
+    ends = [
+        ms for part in (before, after) for ms in (part.first_ms, part.last_ms) if ms is not None
+    ]
+    ends += late[:1] + late[-1:]
+    return Count(
+        before.number + after.number + len(late),
+        min(ends, default=None),
+        max(ends, default=None),
+        before.at_least or after.at_least,
+    )

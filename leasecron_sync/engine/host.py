@@ -1,15 +1,19 @@
-"""What the process around us is: uWSGI's master, a forked child."""
+"""What the process around us is: uWSGI's master, a forked child, an interpreter that ends."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
 import weakref
 from typing import Any, Callable, Protocol
 
+from leasecron_sync.engine.caller import import_late_ones
 from leasecron_sync.errors import SchedulerStateError
+
+_logger = logging.getLogger("leasecron_sync.engine.host")
 
 
 class Forkable(Protocol):
@@ -25,6 +29,8 @@ EXIT_PRIORITY = 100
 
 _forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _hooked = threading.Event()
+_at_end: list[Callable[[], None]] = []
+_exit_ends: list[int] = []  # steady time; empty until the exit begins
 
 
 def reset_after_fork(forkable: Forkable) -> None:
@@ -32,12 +38,20 @@ def reset_after_fork(forkable: Forkable) -> None:
     _forkables.add(forkable)
     if not _hooked.is_set():
         _hooked.set()
-        os.register_at_fork(after_in_child=_in_child)
+        # What another thread is importing at the fork can never be imported in the child: it waits
+        # for that thread. So what the library imports late is complete before any fork.
+        os.register_at_fork(before=import_late_ones, after_in_child=_in_child)
 
 
 def _in_child() -> None:
     for forkable in list(_forkables):
-        forkable.after_fork()
+        try:
+            forkable.after_fork()
+        except Exception:
+            # One bad backend; the other schedulers are reset all the same.
+            _logger.exception("a scheduler could not be reset in a forked child")
+    _at_end.clear()
+    _exit_ends.clear()
 
 
 def call_at_exit(function: Callable[[], None]) -> Callable[[], None]:
@@ -45,6 +59,30 @@ def call_at_exit(function: Callable[[], None]) -> Callable[[], None]:
 
     A child of multiprocessing ends without the functions of ``atexit``, and has its own way.
     """
+    cancel_exit = _registered(function)
+    _at_end.append(function)
+
+    def cancel() -> None:
+        cancel_exit()
+        if function in _at_end:
+            _at_end.remove(function)
+
+    return cancel
+
+
+def exit_end_ms(now_ms: int, limit_ms: int) -> int:
+    """Return the steady time until which whatever is called at the exit has to be through.
+
+    Args:
+        now_ms: Steady time.
+        limit_ms: How long it may take, from the first call on.
+    """
+    if not _exit_ends:
+        _exit_ends.append(now_ms + limit_ms)
+    return _exit_ends[0]
+
+
+def _registered(function: Callable[[], None]) -> Callable[[], None]:
     util: Any = sys.modules.get("multiprocessing.util")
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None or process.parent_process() is None:
@@ -53,6 +91,35 @@ def call_at_exit(function: Callable[[], None]) -> Callable[[], None]:
     finalizer = util.Finalize(None, function, exitpriority=EXIT_PRIORITY)
     cancel: Callable[[], None] = finalizer.cancel
     return cancel
+
+
+def end_forked_thread() -> None:
+    """End a child in the thread that was forked, when what it was forked in has returned.
+
+    This thread is all that the child began with, and its end is no end of an interpreter: no
+    function of ``atexit`` is called, and any thread that was started here would keep the process
+    alive for ever. So what was to be called at the exit is called now, as late as the interpreter
+    would do it.
+    """
+    this = threading.current_thread()
+    while True:
+        others = [t for t in threading.enumerate() if t is not this and not t.daemon]
+        if not others:
+            break
+        others[0].join()
+    for function in reversed(list(_at_end)):
+        function()
+
+
+def is_ending() -> bool:
+    """Tell whether the interpreter ends: nothing is left to run but what was registered for that.
+
+    From Python 3.12 on no thread can be started then.
+    """
+    main = threading.main_thread()
+    if main.is_alive():
+        return False
+    return all(thread is main or thread.daemon for thread in threading.enumerate())
 
 
 def defer_to_workers(start: Callable[[], None]) -> bool:

@@ -8,7 +8,9 @@ Every combination has one meaning:
 - stop from a handler, a listener or another thread of the scheduler: a thread of its own does it,
   since nobody can wait for the end of the thread that he is;
 - stop from a signal handler while this thread is stopping: nothing, the stop goes on;
-- fork: the child's scheduler is stopped, whatever state its parent's was in.
+- fork: the child's scheduler is stopped, whatever state its parent's was in;
+- the interpreter ends: a stop within a limit that all schedulers of the process share; whatever
+  begins before that, and after the end of the main thread, goes back.
 """
 
 from __future__ import annotations
@@ -16,19 +18,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
+from collections.abc import Sequence
 from enum import Enum
-from typing import Callable, Optional
+from typing import Callable, NamedTuple, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend, LeaseBackend
 from leasecron_sync.clock import Clock
 from leasecron_sync.engine.context import TIMER_LANE, Context
-from leasecron_sync.engine.heartbeat import HeartbeatLoop
-from leasecron_sync.engine.host import call_at_exit, defer_to_workers
+from leasecron_sync.engine.host import (
+    call_at_exit,
+    defer_to_workers,
+    end_forked_thread,
+    exit_end_ms,
+)
 from leasecron_sync.engine.job import Job
-from leasecron_sync.engine.loop import LoopThread
 from leasecron_sync.engine.runtime import LiveRun, Runtime
-from leasecron_sync.engine.timer import TimerLoop
-from leasecron_sync.engine.worker import execute
+from leasecron_sync.engine.started import Started, spawn
 from leasecron_sync.errors import (
     SchedulerStateError,
     StoreError,
@@ -41,7 +47,26 @@ from leasecron_sync.run import moment
 _logger = logging.getLogger("leasecron_sync.engine.lifecycle")
 
 JOIN_S = 0.5
-"""How much longer than its timeout a stop waits for threads that are in a call."""
+"""How long to wait for who stops already, and for listeners at the end."""
+
+
+class Grace(NamedTuple):
+    """How much longer than its timeout a stop may take, where threads are in a call of the store.
+
+    Attributes:
+        join_ms: For the threads to end.
+        closed_ms: For those whose call the closing of the backend has ended.
+    """
+
+    join_ms: int
+    closed_ms: int
+
+
+GRACE = Grace(round(JOIN_S * 1000), 200)
+EXIT_GRACE = Grace(200, 100)
+
+EXIT_REST_MS = 600
+"""Part of the time for an exit that is kept for its grace, and for closing the backend."""
 
 
 class State(Enum):
@@ -51,50 +76,6 @@ class State(Enum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-
-
-class Started:
-    """The loops of one start.
-
-    Args:
-        context: What they share.
-        jobs: The jobs it begins with.
-    """
-
-    def __init__(self, context: Context, jobs: list[Job]) -> None:
-        clock = context.clock
-        self.context = context
-        self.timer = TimerLoop(context, jobs)
-        self.timer_thread = LoopThread("leasecron-timer", self.timer.step, clock)
-        context.wake_timer = self.timer_thread.wake
-        self.heartbeat_thread: Optional[LoopThread] = None
-        self._beats_end = threading.Event()
-        self.stop_once = threading.Lock()  # taken, and never released, by whoever stops this start
-        if isinstance(context.backend, LeaseBackend):
-            heartbeat = HeartbeatLoop(context, context.backend)
-            self.heartbeat_thread = LoopThread(
-                "leasecron-heartbeat",
-                lambda: None if self._beats_end.is_set() else heartbeat.step(),
-                clock,
-            )
-            context.wake_heartbeat = self.heartbeat_thread.wake
-
-    def start(self) -> None:
-        """Start the threads, the heartbeat first: no lease is ever without one."""
-        if self.heartbeat_thread is not None:
-            self.heartbeat_thread.start()
-        self.timer_thread.start()
-
-    def end_beats(self) -> None:
-        """End the heartbeat."""
-        self._beats_end.set()
-        if self.heartbeat_thread is not None:
-            self.heartbeat_thread.wake()
-
-    def threads(self) -> list[LoopThread]:
-        """Return the loops' threads."""
-        beats = [] if self.heartbeat_thread is None else [self.heartbeat_thread]
-        return [self.timer_thread, *beats]
 
 
 class Lifecycle:
@@ -118,6 +99,7 @@ class Lifecycle:
         self._lock = threading.RLock()
         self._stop_asked = False
         self._cancel_exit: Callable[[], None] = _nothing
+        hub.end_child = end_forked_thread
         self.state = State.STOPPED
         self.runtime = Runtime(clock)
         self.started: Optional[Started] = None
@@ -141,15 +123,18 @@ class Lifecycle:
                 return
             self.state = State.STARTING
             self._stop_asked = False
+            # Before the threads: the interpreter may end while this is under way.
+            self._cancel_exit = call_at_exit(self._at_exit)
             try:
                 self._start(jobs)
             except BaseException:
                 self.state = State.STOPPED
+                self._cancel_exit()
                 self._backend.close()
                 raise
             self.stopped.clear()
-            self._cancel_exit = call_at_exit(self._at_exit)
             self.state = State.RUNNING
+            _running.add(self)
             stop_asked = self._stop_asked
         if stop_asked:
             self.stop(0.0)
@@ -211,16 +196,17 @@ class Lifecycle:
         if isinstance(backend, ClaimBackend):
             check_window(backend, window_ms)
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float, grace: Grace = GRACE) -> None:
         """Stop; see the module's table for who may call it when.
 
         Args:
             timeout_s: How long to wait for handlers.
+            grace: How much longer it may take.
         """
         if self._is_own_thread():
             self._stop_elsewhere(timeout_s)
             return
-        if not self._lock.acquire(timeout=timeout_s + JOIN_S):
+        if not self._lock.acquire(timeout=timeout_s + grace.join_ms / 1000):
             return  # another thread is stopping it and takes longer than this caller will wait
         try:
             if self.state is State.STARTING:
@@ -233,16 +219,17 @@ class Lifecycle:
                 return
             self.state = State.STOPPING
             try:
-                self._stop(started, timeout_s)
+                self._stop(started, timeout_s, grace)
             finally:
                 self.started = None
                 self.state = State.STOPPED
                 self.stopped.set()
                 self._cancel_exit()
+                _running.discard(self)
         finally:
             self._lock.release()
 
-    def _stop(self, started: Started, timeout_s: float) -> None:
+    def _stop(self, started: Started, timeout_s: float, grace: Grace) -> None:
         context = started.context
         instance_id, end_ms = context.instance_id, self._clock.steady_ms() + round(timeout_s * 1000)
 
@@ -271,38 +258,34 @@ class Lifecycle:
             self.runtime.wait_until_empty(instance_id, left_s())
         finally:
             # Also when a signal's exception comes through: nothing goes on behind its back.
-            self._end(started, timeout_s, end_ms)
+            self._end(started, timeout_s, max(end_ms, self._clock.steady_ms()), grace)
 
-    def _end(self, started: Started, timeout_s: float, end_ms: int) -> None:
+    def _end(self, started: Started, timeout_s: float, end_ms: int, grace: Grace) -> None:
         """Give up what still runs, and end the threads."""
         instance_id = started.context.instance_id
-        left_behind = 0
-        for live in self.runtime.runs():
-            if live.instance_id == instance_id:
-                left_behind += 1
-                live.given_up = True
-                live.control.stop()
-                live.give_up.set()
+        left = [live for live in self.runtime.runs() if live.instance_id == instance_id]
+        for live in left:
+            live.given_up = True
+            live.control.stop()
+            live.give_up.set()
+            if not live.done:
                 self._warn(live, timeout_s)
         started.end_beats()
         # One grace for all of them: what hangs, hangs in a call that ends by its own time-out.
-        end_ms = max(end_ms, self._clock.steady_ms()) + round(JOIN_S * 1000)
-
-        def grace_s() -> float:
-            return max(0.0, (end_ms - self._clock.steady_ms()) / 1000)
-
-        for loop in started.threads():
-            if not loop.join(grace_s()):
-                _logger.warning("a thread is still in a call thread=%r", loop.thread.name)
-        for thread in self.runtime.ending():
-            if thread is not threading.current_thread():
-                thread.join(grace_s())
-        self._hub.stop(min(JOIN_S, max(0.1, grace_s())))
+        end_ms += grace.join_ms
+        loops = [loop.thread for loop in started.threads()]
+        settling = [live.thread for live in left if live.done and live.thread is not None]
+        threads = [*loops, *settling, *self.runtime.ending()]
+        _join(threads, self._clock, end_ms)
+        left_ms = max(100, end_ms - self._clock.steady_ms())
+        self._hub.stop(min(grace.join_ms, left_ms) / 1000)
         try:
             self._backend.close()
         except Exception:
             _logger.exception("closing the backend failed")
-        _logger.info("scheduler stopped instance=%s left_behind=%d", instance_id, left_behind)
+        for thread in _join(threads, self._clock, self._clock.steady_ms() + grace.closed_ms):
+            _logger.warning("a thread is still in a call thread=%r", thread.name)
+        _logger.info("scheduler stopped instance=%s left_behind=%d", instance_id, len(left))
 
     def _tell(self, instance_id: str) -> None:
         for live in self.runtime.runs():
@@ -337,7 +320,28 @@ class Lifecycle:
             _logger.debug("no thread for stopping error=%r", str(error))
 
     def _at_exit(self) -> None:
-        self.stop(EXIT_STOP_S)
+        end_ms = exit_end_ms(self._clock.steady_ms(), round(EXIT_STOP_S * 1000))
+        for other in list(_running):
+            # The time is the same for all of them, so all of them begin now.
+            other.begin_to_stop()
+
+        def left_s() -> float:
+            return max(0, end_ms - EXIT_REST_MS - self._clock.steady_ms()) / 1000
+
+        if self._lock.acquire(timeout=left_s()):  # else another thread starts or stops it
+            try:
+                self.stop(left_s(), EXIT_GRACE)
+            finally:
+                self._lock.release()
+
+    def begin_to_stop(self) -> None:
+        """Claim no more, and tell the runs to end where others can take them over."""
+        started = self.started
+        if started is not None:
+            started.context.stopping.set()
+            started.timer_thread.wake()
+            if isinstance(self._backend, LeaseBackend):
+                self._tell(started.context.instance_id)
 
     def after_fork(self) -> None:
         """Reset in a forked child: nothing of the parent's threads and connections is here."""
@@ -347,11 +351,25 @@ class Lifecycle:
         self.started = None
         self.stopped = threading.Event()
         self.stopped.set()
+        _running.discard(self)
+        self._cancel_exit()
+        self._cancel_exit = _nothing
         self.runtime.discard()
         self._hub.discard()
         self._backend.discard()
-        self._cancel_exit()
-        self._cancel_exit = _nothing
+
+
+_running: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+
+
+def _join(
+    threads: Sequence[threading.Thread], clock: Clock, end_ms: int
+) -> Sequence[threading.Thread]:
+    """Wait for the end of threads; return those that have not ended."""
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0, end_ms - clock.steady_ms()) / 1000)
+    return [thread for thread in others if thread.is_alive()]
 
 
 def _nothing() -> None:
@@ -371,15 +389,3 @@ def check_window(backend: ClaimBackend, window_ms: int) -> None:
             f"most {longest_ms}"
         )
         raise ValueError(message)
-
-
-def spawn(context: Context, live: LiveRun) -> None:
-    """Start the worker thread of a run.
-
-    Raises:
-        RuntimeError: No thread can be started.
-    """
-    name = f"leasecron-run {live.key.job} {moment(live.key.scheduled_ms).isoformat()}"
-    thread = threading.Thread(target=execute, args=(context, live), name=name, daemon=True)
-    live.thread = thread
-    thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
@@ -32,6 +33,12 @@ class Reporter:
     def __init__(self, context: Context, catch_up: Optional[CatchUp]) -> None:
         self._context = context
         self._catch_up = catch_up
+        self._full_told = False
+
+    def asking(self, items: Iterable[Candidate]) -> None:
+        """Note what is asked for: a record that comes of it says nothing of earlier runs."""
+        if self._catch_up is not None and self._catch_up.wanted:
+            self._catch_up.note_asked(item.key for item in items)
 
     def refused(self, answer: Answer) -> None:
         """Report an answer that neither grants the run nor keeps it waiting."""
@@ -127,3 +134,19 @@ class Reporter:
                     self._context.clock.steady_ms() - live.began_ms,
                     live.thread.name if live.thread is not None else "",
                 )
+
+    def full(self, *, starved: bool, free: int) -> None:
+        """Warn once when runs wait for a slot, until there is a free one that none waits for.
+
+        Args:
+            starved: True when a run was left out for want of a slot.
+            free: Free slots.
+        """
+        if starved and not self._full_told:
+            self._full_told = True
+            _logger.warning(
+                "every slot of this instance is taken, due runs wait max_concurrent_runs=%d",
+                self._context.options.max_concurrent_runs,
+            )
+        elif free > 0 and not starved:
+            self._full_told = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -66,18 +67,23 @@ class Runtime:
         self._clock = clock
         self._changed = threading.Condition(threading.RLock())
         self._live: list[LiveRun] = []
+        self._by_job: dict[str, list[LiveRun]] = {}
         self._ending: list[threading.Thread] = []
 
     def begin(self, live: LiveRun) -> None:
         """Take a slot."""
         with self._changed:
             self._live.append(live)
+            self._by_job.setdefault(live.key.job, []).append(live)
 
     def end(self, live: LiveRun) -> None:
         """Give the slot back."""
         with self._changed:
             if live in self._live:
                 self._live.remove(live)
+                self._by_job[live.key.job].remove(live)
+                if not self._by_job[live.key.job]:
+                    del self._by_job[live.key.job]
             self._ending = [thread for thread in self._ending if thread.is_alive()]
             if live.thread is not None and live.thread.is_alive():
                 self._ending.append(live.thread)
@@ -108,33 +114,17 @@ class Runtime:
             and not live.control.timed_out
         ]
 
-    def bars_asking(self, job: Job, key: RunKey, *, deferring: bool, caught_up: bool) -> bool:
-        """Tell whether a run must not, or need not, be asked for here.
-
-        It must not while its own handler, or a handler of its no-overlap job without a lease that
-        still holds, lives in this process. It need not where the answer is known: another run of
-        its job is in progress here, and it would be deferred; or one was made up for here already,
-        and they go one at a time.
-
-        Args:
-            job: Its job.
-            key: The run.
-            deferring: True when it would be deferred while another run is in progress.
-            caught_up: True when it is made up for.
-        """
-        handlers = [live for live in self.runs() if live.key.job == job.name]
-        if any(live.key == key for live in handlers):
-            return True
-        if job.options.overlap:
-            return caught_up and any(live.caught_up and not live.done for live in handlers)
-        return any(live.stale or (deferring and not live.done) for live in handlers)
+    def by_job(self) -> dict[str, list[LiveRun]]:
+        """Return the live runs by the names of their jobs."""
+        with self._changed:
+            return {name: list(handlers) for name, handlers in self._by_job.items()}
 
     def bars_starting(self, job: Job, key: RunKey) -> bool:
         """Tell whether a run that was granted must not be started here."""
+        with self._changed:
+            handlers = list(self._by_job.get(job.name, ()))
         return any(
-            live.key == key or (not job.options.overlap and not live.done)
-            for live in self.runs()
-            if live.key.job == job.name
+            live.key == key or (not job.options.overlap and not live.done) for live in handlers
         )
 
     def wait_until_empty(self, instance_id: str, timeout_s: float) -> list[LiveRun]:
@@ -151,5 +141,32 @@ class Runtime:
     def discard(self) -> None:
         """Forget everything, in a forked child: no other thread came along."""
         self._changed = threading.Condition(threading.RLock())
+        for live in self._live:
+            live.control.after_fork()
         self._live = []
+        self._by_job = {}
         self._ending = []
+
+
+def bars_asking(
+    handlers: Sequence[LiveRun], job: Job, key: RunKey, *, deferring: bool, caught_up: bool
+) -> bool:
+    """Tell whether a run must not, or need not, be asked for here.
+
+    It must not while its own handler, or a handler of its no-overlap job without a lease that
+    still holds, lives in this process. It need not where the answer is known: another run of
+    its job is in progress here, and it would be deferred; or one was made up for here already,
+    and they go one at a time.
+
+    Args:
+        handlers: The live runs of its job.
+        job: Its job.
+        key: The run.
+        deferring: True when it would be deferred while another run is in progress.
+        caught_up: True when it is made up for.
+    """
+    if any(live.key == key for live in handlers):
+        return True
+    if job.options.overlap:
+        return caught_up and any(live.caught_up and not live.done for live in handlers)
+    return any(live.stale or (deferring and not live.done) for live in handlers)

@@ -49,6 +49,10 @@ class Standby:
         """Leave a run to other instances until a steady time."""
         self._handed_over[key] = until_ms
 
+    def stands_back(self, key: RunKey, steady_ms: int) -> bool:
+        """Tell whether a run was handed over here and is left to other instances."""
+        return self._handed_over.get(key, steady_ms) > steady_ms
+
     def ask_ms(self) -> Optional[int]:
         """Return the steady time of the next look; None when nothing is known."""
         times = [*self._lapses[:1]] + ([] if self._ask_ms is None else [self._ask_ms])

@@ -67,11 +67,10 @@ class Starter:
         try:
             context.spawn(context, live)
         except RuntimeError as error:
-            self._warn_of_threads(error)
+            if not context.stopping.is_set():  # else the interpreter is ending, which is no news
+                self._warn_of_threads(error)
             context.runtime.end(live)
             self._refuse(key, lease, NO_THREAD)
-            return
-        context.wake_heartbeat()
 
     def _warn_of_threads(self, error: RuntimeError) -> None:
         """Warn once: where this goes on, every run goes to other instances."""
@@ -158,4 +157,5 @@ class Starter:
                 raise
             del self._handing_back[key]
             if reply.state is RunState.WAITING:
+                self._context.note_handed_over(key)  # from now on others can claim it
                 self._context.note_unsettled(reply.wait_ms)

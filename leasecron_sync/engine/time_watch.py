@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from enum import Enum
+from typing import Optional
 
 from leasecron_sync.options import ON_TIME_MS, SKEW_WARNING_MS
 
@@ -16,7 +17,23 @@ class Passage(Enum):
     ORDINARY = "ordinary"
     NUDGED = "nudged"  # set ahead by less than needs a look back; a known skew may be wrong now
     SET_BACK = "set back"
+    BEHIND = "behind"  # set back by little, but to before what the agenda has left behind
     JUMPED = "jumped"  # set ahead, or the process was paused or suspended
+
+    @property
+    def begins_anew(self) -> bool:
+        """True when the agenda has to begin anew."""
+        return self in (Passage.SET_BACK, Passage.BEHIND)
+
+    @property
+    def looks_back(self) -> bool:
+        """True when there may be runs that only a look back finds."""
+        return self.begins_anew or self is Passage.JUMPED
+
+    @property
+    def measures(self) -> bool:
+        """True when a known skew may be wrong now."""
+        return self in (Passage.NUDGED, Passage.SET_BACK, Passage.JUMPED)
 
 
 class TimeWatch:
@@ -30,6 +47,20 @@ class TimeWatch:
     def __init__(self, now_ms: int, steady_ms: int) -> None:
         self._now_ms = now_ms
         self._steady_ms = self._planned_ms = steady_ms
+        self._reached_ms: Optional[int] = None
+
+    def agenda_is_at(self, instant_ms: int) -> None:
+        """Note that the agenda is at an instant: what falls due until there, it has left behind."""
+        if self._reached_ms is None or self._reached_ms < instant_ms:
+            self._reached_ms = instant_ms
+
+    def is_behind(self, now_ms: int) -> bool:
+        """Tell whether the agenda is ahead of the clock, so that it has to begin anew.
+
+        The clock was put right, by whatever little, since the agenda came there. What falls due in
+        between is not handed out any more, and a look back does not see it yet.
+        """
+        return self._reached_ms is not None and now_ms < self._reached_ms
 
     def plan(self, steady_ms: int) -> None:
         """Note when the next look is to be."""
@@ -40,10 +71,16 @@ class TimeWatch:
         stepped_ms = (now_ms - self._now_ms) - (steady_ms - self._steady_ms)
         paused_ms = steady_ms - self._planned_ms
         self._now_ms, self._steady_ms = now_ms, steady_ms
+        behind = self.is_behind(now_ms)
+        self._reached_ms = None
+        if behind or stepped_ms < -SKEW_WARNING_MS:
+            self._reached_ms = now_ms
         if stepped_ms < -SKEW_WARNING_MS:
             level = logging.WARNING if stepped_ms < -ON_TIME_MS else logging.INFO
             _logger.log(level, "the clock was set back step_ms=%d", -stepped_ms)
             return Passage.SET_BACK
+        if behind:
+            return Passage.BEHIND
         if stepped_ms > ON_TIME_MS or paused_ms > ON_TIME_MS:
             _logger.warning(
                 "this process was paused or the clock was set ahead paused_ms=%d step_ms=%d",

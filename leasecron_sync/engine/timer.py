@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 import threading
 from typing import Optional
 
-from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
-from leasecron_sync.engine.agenda import Agenda
+from leasecron_sync.backends.base import LeaseBackend
+from leasecron_sync.engine.agenda import POP_LIMIT, Agenda
 from leasecron_sync.engine.backlog import Backlog, Expiry
 from leasecron_sync.engine.caller import Backoff
 from leasecron_sync.engine.catch_up import CatchUp
-from leasecron_sync.engine.claiming import Answer, Claimer, LeaseClaimer, OnceClaimer
+from leasecron_sync.engine.claims import DEFER_MS, Claims, Plans
 from leasecron_sync.engine.context import TIMER_LANE, Context
-from leasecron_sync.engine.decide import Asker, Candidate, Origin, pick
+from leasecron_sync.engine.decide import Candidate
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.reporting import Reporter
 from leasecron_sync.engine.skew_check import SkewCheck
 from leasecron_sync.engine.standby import Standby
 from leasecron_sync.engine.starting import Starter
-from leasecron_sync.engine.time_watch import Passage, TimeWatch
-from leasecron_sync.engine.upkeep import Upkeep
+from leasecron_sync.engine.time_watch import TimeWatch
+from leasecron_sync.engine.upkeep import Tending, Upkeep
 from leasecron_sync.errors import StoreError
-from leasecron_sync.model import (
-    OnOverlap,
-    RunKey,
-    Verdict,
-)
+from leasecron_sync.model import RunKey
 from leasecron_sync.options import LOOK_BACK_COUNT, MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT
-
-_logger = logging.getLogger("leasecron_sync.engine.timer")
-
-DEFER_MS = 1_000
-"""A run deferred without a record is asked for again after at most this long."""
 
 
 class TimerLoop:
@@ -47,32 +38,29 @@ class TimerLoop:
         self._context = context
         backend, options = context.backend, context.options
         self._lease = backend if isinstance(backend, LeaseBackend) else None
-        self._claimer: Claimer
         if isinstance(backend, LeaseBackend):
-            self._claimer = LeaseClaimer(context, backend)
             self._agenda = Agenda(ON_TIME_MS)
-            self._expiry = Expiry(None, options.lease_ms)
+            self._backlog = Backlog(Expiry(None, options.lease_ms))
             self._catch_up: Optional[CatchUp] = CatchUp(context, backend)
             self._upkeep: Optional[Upkeep] = Upkeep(context, backend)
         else:
-            assert isinstance(backend, ClaimBackend)
-            self._claimer = OnceClaimer(context, backend)
             self._agenda = Agenda(options.claim_window_ms, in_order=True)
-            self._expiry = Expiry(options.claim_window_ms, 0, surplus=LOOK_BACK_COUNT)
+            expiry = Expiry(options.claim_window_ms, 0, surplus=LOOK_BACK_COUNT)
+            self._backlog = Backlog(expiry, in_order=True)
             self._catch_up = self._upkeep = None
         self._starter = Starter(context)
         self._reporter = Reporter(context, self._catch_up)
         self._standby = Standby()
-        self._backlog = Backlog()
         self._backoff = Backoff()
         self._retry_ms = 0
-        self._tend_ms: Optional[int] = 0
-        self._full_warned = False
+        self._tending = Tending(context)
         # On a lease backend the look back at the start compares the clocks.
         self._skew = SkewCheck(context, soon=self._catch_up is None)
         self._held_off = False
         # Held while the agenda, the backlog and the standby are read or changed, never over a call.
         self._lock = threading.RLock()
+        plans = Plans(self._backlog, self._standby, self._lock)
+        self._claims = Claims(context, plans, self._starter, self._reporter)
         self._changes: list[tuple[str, Optional[Job]]] = [(job.name, job) for job in jobs]
         self._jobs: dict[str, Job] = {}
         self._watch = TimeWatch(context.caller.now_ms(), context.clock.steady_ms())
@@ -111,6 +99,8 @@ class TimerLoop:
         """Do one round; return ms until the next call, None when the scheduler is stopping."""
         clock = self._context.clock
         if self._context.stopping.is_set():
+            self._context.claimed.set()
+            self._give_up()
             self._starter.hand_back(last=True)
             return None
         now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
@@ -125,6 +115,8 @@ class TimerLoop:
                 more = self._round()
             except StoreError:
                 self._retry_ms = clock.steady_ms() + self._backoff.next_ms()
+        if not more:
+            self._context.claimed.set()
         self._drop_expired()
         return self._delay_ms(more=more)
 
@@ -137,7 +129,13 @@ class TimerLoop:
         error = self._talk(tolerant=failing)
         if error is None and self._catch_up is not None and self._catch_up.wanted:
             return True  # claims come when it is known what others hold
-        more = self._claim()
+        more = self._claims.step()
+        if self._claims.far_ms is not None:
+            self._watch.agenda_is_at(self._claims.far_ms)  # left from a clock that was ahead
+        if self._claims.asked:
+            self._skew.note_claim()
+            if self._upkeep is not None:
+                self._upkeep.note_claim()
         if error is not None:
             raise error
         self._backoff.reset()
@@ -150,7 +148,8 @@ class TimerLoop:
     def _ask_for_an_answer(self) -> None:
         """In an outage, ask for nothing else first: what it calls for comes before other calls."""
         try:
-            self._context.caller.probe(TIMER_LANE, self._context.backend.probe)
+            self._skew.want()  # what is due depends on it, and registering may fail
+            self._skew.step()
         except StoreError:
             self._held_off = False
             raise
@@ -162,12 +161,12 @@ class TimerLoop:
     def _notice_time(self, now_ms: int, steady_ms: int) -> None:
         """Compare the clocks: a step back begins the agenda anew, a pause looks back."""
         passage = self._watch.look(now_ms, steady_ms)
-        if passage is Passage.SET_BACK:
+        if passage.begins_anew:
             # What only the wrong clock called due comes again in its time.
             self._agenda.rebase(now_ms, self._backlog.drop_future(now_ms))
-        if passage in (Passage.SET_BACK, Passage.JUMPED):
-            self._look_back(forget=passage is Passage.SET_BACK)
-        if passage is not Passage.ORDINARY:
+        if passage.looks_back:
+            self._look_back(forget=passage.begins_anew)
+        if passage.measures:
             self._skew.want()
         back_ms = self._context.caller.back_at_ms
         if back_ms is not None and back_ms != self._seen_back_ms:
@@ -176,6 +175,7 @@ class TimerLoop:
 
     def _recover(self, back_ms: int) -> None:
         """After an outage: look back, and let holders renew before anything is taken over."""
+        self._backlog.drop_unsettled()
         self._standby.hold_off(back_ms + self._context.options.heartbeat_ms)
         self._look_back(forget=False)
 
@@ -192,15 +192,18 @@ class TimerLoop:
             self._expect_lapses(self._backlog.replace_job(name, job))
             self._jobs.pop(name, None)
             added.pop(name, None)
+            if self._catch_up is not None:
+                self._catch_up.leave_out(name)
             if job is not None:
                 self._agenda.add(job, now_ms)
+                self._watch.agenda_is_at(now_ms)
                 self._jobs[name] = added[name] = job
         if added and self._catch_up is not None:
             self._catch_up.look_back(list(added.values()), forget=False)
             self._standby.note(0, self._context.clock.steady_ms())
 
-    def _collect(self, now_ms: int, steady_ms: int) -> None:
-        due, gaps = self._agenda.pop(now_ms)
+    def _collect(self, now_ms: int, steady_ms: int, limit: int = POP_LIMIT) -> None:
+        due, gaps = self._agenda.pop(now_ms, limit)
         self._backlog.add_due(due, steady_ms)
         if self._catch_up is not None:
             self._catch_up.look_back([gap.job for gap in gaps], forget=False)
@@ -223,8 +226,14 @@ class TimerLoop:
             StoreError: A call failed, where they are not.
         """
         first: Optional[StoreError] = None
-        calls = (self._starter.hand_back, self._skew.step, self._catch_up_step, self._ask_pending)
-        for call in (*calls, self._prune, self._tend):
+        calls = (self._starter.hand_back, self._skew.step, self._catch_up_step)
+        for call in (
+            *calls,
+            self._claims.look_ahead,
+            self._ask_pending,
+            self._prune,
+            self._tending.step,
+        ):
             try:
                 call()
             except StoreError as error:
@@ -234,17 +243,28 @@ class TimerLoop:
         return first
 
     def _catch_up_step(self) -> None:
-        if self._catch_up is None:
+        if self._catch_up is None or not self._catch_up.wanted:
             return
-        found = self._catch_up.step()
+        now_ms, steady_ms = self._context.caller.now_ms(), self._context.clock.steady_ms()
+        with self._lock:  # what is in the agenda is on time, and is not to be found first
+            self._collect(now_ms, steady_ms, limit=sys.maxsize)
+        found = self._catch_up.step(self._expects)
         with self._lock:
             now_ms, steady_ms = self._context.caller.now_ms(), self._context.clock.steady_ms()
+            self._collect(now_ms, steady_ms, limit=sys.maxsize)  # what fell due meanwhile
             self._backlog.drop_known(found.known)
             self._backlog.add_owed(found.owed, now_ms, steady_ms)
             for item in found.coming:
                 self._agenda.expect(item.job, item.key.scheduled_ms)
             if found.unsettled:
                 self._standby.note(0, steady_ms)
+
+    def _expects(self, key: RunKey) -> bool:
+        with self._lock:
+            # What fell due while the store was asked is on time, too.
+            now_ms, steady_ms = self._context.caller.now_ms(), self._context.clock.steady_ms()
+            self._collect(now_ms, steady_ms, limit=sys.maxsize)
+            return self._backlog.knows(key)
 
     def _prune(self) -> None:
         if self._upkeep is not None and self._upkeep.step():
@@ -273,87 +293,7 @@ class TimerLoop:
             keys = self._standby.answered(pending, PENDING_LIMIT, clock.steady_ms())
             self._backlog.add_unsettled(keys, self._jobs, clock.steady_ms())
 
-    def _tend(self) -> None:
-        steady_ms = self._context.clock.steady_ms()
-        if self._tend_ms is None or steady_ms < self._tend_ms:
-            return
-        again_ms = self._context.caller.call(TIMER_LANE, self._context.backend.tend)
-        self._tend_ms = None if again_ms is None else steady_ms + again_ms
-
-    # -- claims --------------------------------------------------------------------------------
-
-    def _claim(self) -> bool:
-        """Claim one slice; tell whether there is more to claim at once."""
-        context = self._context
-        now_ms, steady_ms = context.caller.now_ms(), context.clock.steady_ms()
-        free = context.options.max_concurrent_runs - context.runtime.taken()
-        asker = Asker(context.instance_id, free, now_ms, steady_ms, in_order=self._lease is None)
-        with self._lock:
-            chosen = pick(self._backlog.filtered(lambda item: self._may_ask(item, asker)), asker)
-        self._warn_when_full(starved=chosen.starved, free=free)
-        if not chosen.candidates:
-            return False
-        try:
-            answers = self._claimer.claim(chosen.candidates, steady_ms)
-        except StoreError:
-            with self._lock:
-                for item in chosen.candidates:  # `pending` will name these again
-                    if item.origin is Origin.UNSETTLED and not item.unknown:
-                        self._backlog.discard(item)
-                self._standby.note(0, steady_ms)
-            raise
-        self._skew.note_claim()
-        if self._upkeep is not None:
-            self._upkeep.note_claim()
-        for answer in answers:
-            self._take(answer, steady_ms)
-        return chosen.more or any(answer.reply.verdict is not Verdict.EARLY for answer in answers)
-
-    def _may_ask(self, item: Candidate, asker: Asker) -> bool:
-        return not self._context.runtime.bars_asking(
-            item.job,
-            item.key,
-            deferring=item.on_overlap(asker.now_ms, asker.steady_ms) is OnOverlap.DEFER,
-            caught_up=item.origin is Origin.CAUGHT_UP,
-        )
-
-    def _warn_when_full(self, *, starved: bool, free: int) -> None:
-        if starved and not self._full_warned:
-            self._full_warned = True
-            _logger.warning(
-                "every slot of this instance is taken, due runs wait max_concurrent_runs=%d",
-                self._context.options.max_concurrent_runs,
-            )
-        elif free > 0 and not starved:
-            self._full_warned = False
-
-    def _take(self, answer: Answer, sent_ms: int) -> None:
-        """Act on the answer to one claim."""
-        item, reply = answer
-        steady_ms = self._context.clock.steady_ms()
-        item.unknown = item.refused = False
-        item.decision_id = ""
-        kept = False
-        if reply.verdict is Verdict.GRANTED:
-            self._starter.start(item, reply, sent_ms)
-        elif reply.verdict is Verdict.EARLY:
-            caller = self._context.caller
-            sent_now_ms = caller.now_ms() - (steady_ms - sent_ms)
-            caller.note_early(sent_now_ms - item.due_ms + reply.wait_ms)
-            item.due_steady_ms = steady_ms + reply.wait_ms
-            item.ask_ms, kept = steady_ms + min(max(1, reply.wait_ms), MAX_WAIT_MS), True
-        elif reply.verdict is Verdict.DEFERRED and reply.state is None:
-            # It has no record, so nobody but this instance will come back to it.
-            item.ask_ms, item.deferred = steady_ms + min(max(50, reply.wait_ms), DEFER_MS), True
-            kept = True
-        else:
-            self._reporter.refused(answer)
-        self._reporter.abandoned(answer)
-        with self._lock:
-            if not kept:
-                self._backlog.discard(item)
-            if reply.unsettled:
-                self._standby.note(reply.wait_ms or DEFER_MS, steady_ms)
+    # -- what is given up ----------------------------------------------------------------------
 
     def _drop_expired(self) -> None:
         """Give up what this instance could not ask for until it was too old."""
@@ -361,11 +301,18 @@ class TimerLoop:
         down = context.caller.is_failing(TIMER_LANE)
         with self._lock:
             now_ms, steady_ms = context.caller.now_ms(), clock.steady_ms()
-            expired = self._backlog.take_expired(self._expiry, now_ms, steady_ms)
+            expired = self._backlog.take_expired(now_ms, steady_ms)
             self._expect_lapses([item for item in expired if item.unknown])
         if self._reporter.expired(expired, down=down):
             with self._lock:
                 self._standby.note(0, clock.steady_ms())
+
+    def _give_up(self) -> None:
+        """At the end, report what may have been won on a claim backend: nobody asks again."""
+        if self._lease is None:
+            with self._lock:
+                unheard = self._backlog.take_unheard()
+            self._reporter.expired(unheard, down=False)
 
     def _expect_lapses(self, items: list[Candidate]) -> None:
         """Look for runs that may have been won, and are given up, when their leases have lapsed."""
@@ -377,7 +324,7 @@ class TimerLoop:
     def _delay_ms(self, *, more: bool) -> int:
         clock = self._context.clock
         now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
-        steady: list[Optional[int]] = [self._tend_ms]
+        steady: list[Optional[int]] = [self._tending.next_ms]
         delays = [MAX_WAIT_MS]
         with self._lock:
             next_ms = self._agenda.next_ms()
@@ -388,7 +335,7 @@ class TimerLoop:
             steady.append(self._backlog.next_ask_ms(steady_ms))
             if self._backlog:  # those without a slot are looked at again at least this often
                 steady.append(steady_ms + DEFER_MS)
-            more = more or bool(self._changes)
+            more = more or bool(self._changes) or self._watch.is_behind(now_ms)
         if self._starter.handing_back:
             steady.append(steady_ms + DEFER_MS)
         if more or (self._catch_up is not None and self._catch_up.wanted):

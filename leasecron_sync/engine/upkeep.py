@@ -1,6 +1,8 @@
-"""Prunes the store's history in small steps."""
+"""Prunes the store's history in small steps, and looks after the connection."""
 
 from __future__ import annotations
+
+from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.context import TIMER_LANE, Context
@@ -49,3 +51,28 @@ class Upkeep:
         if self._claimed:
             self._next_ms = steady_ms + MORE_MS
         return True
+
+
+class Tending:
+    """Looks after the connection of a backend that wants it, between other calls.
+
+    Args:
+        context: This start of the scheduler.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.next_ms: Optional[int] = 0
+        """Steady time at which it is wanted again; None when it is not."""
+
+    def step(self) -> None:
+        """Look after it if it is time.
+
+        Raises:
+            StoreError: The store did not answer; the next step tries again.
+        """
+        steady_ms = self._context.clock.steady_ms()
+        if self.next_ms is None or steady_ms < self.next_ms:
+            return
+        again_ms = self._context.caller.call(TIMER_LANE, self._context.backend.tend)
+        self.next_ms = None if again_ms is None else steady_ms + again_ms

@@ -27,6 +27,10 @@ from leasecron_sync.protocol.transition import MAX_RETRY_DELAY_MS
 
 _logger = logging.getLogger("leasecron_sync.engine.worker")
 
+STARTS_FIRST_MS = 25
+"""How long the end of a run waits while the timer claims others: they are late, it is not, and runs
+that end meanwhile can be settled together."""
+
 NOT_STARTED = "not started in time"
 STOPPING = "stopping"
 HANDED_OVER = "handed over by the handler"
@@ -58,6 +62,7 @@ def execute(context: Context, live: LiveRun) -> None:
         if os.getpid() != pid:
             return
         settling = Settling(context, live, ending)
+        context.clock.wait(context.claimed, STARTS_FIRST_MS)
         delay_ms = settling.step()
         while delay_ms is not None:
             context.clock.wait(live.give_up, delay_ms)
@@ -100,10 +105,12 @@ def call_handler(context: Context, live: LiveRun) -> Ending:
 
 
 def _call(context: Context, live: LiveRun) -> None:
-    around_run = context.options.around_run
+    around_run, pid = context.options.around_run, os.getpid()
     with ExitStack() as stack:
         if around_run is not None:
             stack.enter_context(around_run(live.run))
+            if os.getpid() != pid:
+                return  # it has forked, and the run is the parent's
         # The last look before the work begins: this thread may have been held up for long.
         if not live.control.trusted:
             raise _TooLate

@@ -1,97 +1,108 @@
-"""Scripts that end just as a run comes due, on every Python that is here.
+"""Programs that end just as runs come due, in every way and on every Python that is here.
 
-The number of scripts is small in an ordinary build. With ``LEASECRON_SYNC_LONG=1`` in the
-environment it is a hundred for each Python and each kind of script. Other interpreters are taken
-from ``LEASECRON_SYNC_PYTHONS`` (paths joined by colons); they need the library's dependencies.
+An ordinary build runs two programs of each way, and one of some ways on every other interpreter
+that has the library's dependencies: those of ``scripts/test``, below ``.venv``, and those named in
+``LEASECRON_SYNC_PYTHONS`` (paths joined by colons). With ``LEASECRON_SYNC_LONG=1`` it is a hundred
+of the plain ways and twenty of every other one, on each of them.
 """
 
 from __future__ import annotations
 
-import os
-import sqlite3
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
-LONG = bool(os.environ.get("LEASECRON_SYNC_LONG"))
-PYTHONS = [sys.executable, *filter(None, os.environ.get("LEASECRON_SYNC_PYTHONS", "").split(":"))]
-SCRIPTS = 100 if LONG else 12
-ROOT = Path(__file__).parents[2]
+from tests.hosts.exits import LIMIT_S, WAYS, Figures, pythons, run_all
+from tests.hosts.scripts import LONG
 
-SCRIPT = """
-import sys, time
-from leasecron_sync import Scheduler, SQLiteLease, every
-path, offset_ms, body, listens = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] == "1"
-entered = open(path + ".entered", "a", buffering=1)
-scheduler = Scheduler(SQLiteLease(path))
+THIS = f"3.{sys.version_info[1]}"
+VERSIONS = sorted({THIS, "3.9", "3.11", "3.12", "3.13"}, key=lambda text: int(text[2:]))
+EVERYWHERE = {
+    "a handler that waits, and gives up",
+    "twenty runs at once",
+    "threads of its own",
+    "functions of its own at the exit",
+    "three schedulers",
+    "a child by fork",
+    "a child by spawn",
+}
+PLAIN = {
+    "a handler that returns at once",
+    "a handler of 5 ms",
+    "a handler that waits, and gives up",
+}
+CASES = [
+    (version, way)
+    for version in VERSIONS
+    for way in WAYS
+    if LONG or version == THIS or way in EVERYWHERE
+]
 
-def handler(run):
-    entered.write("%d %d\\n" % (run.token, run.attempt))
-    if body == "waits":
-        run.wait(30)
-    elif body == "sleeps":
-        time.sleep(0.2)
-
-for number in range(3):
-    scheduler.add_job(handler, every(seconds=1), name="job %d" % number)
-if listens:
-    for name in ("run_claimed", "run_finished", "run_handed_over"):
-        scheduler.on(name, lambda event: None)
-scheduler.start()
-# The end comes between 50 ms before and 50 ms after a scheduled time.
-left = 1 - time.time() % 1 + offset_ms / 1000
-if left < 0.15:
-    left += 1
-time.sleep(left)
-"""
+FiguresOf = Callable[[str, str], Figures]
 
 
-def end_near_a_scheduled_time(
-    python: str, folder: Path, number: int, count: int, body: str
-) -> list[str]:
-    """Run one script; return what is wrong with how it ended."""
-    path = folder / f"{number}.db"
-    offset_ms = -50 + 100 * number // max(1, count - 1)
-    done = subprocess.run(
-        [python, "-c", SCRIPT, str(path), str(offset_ms), body, str(number % 2)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    where = f"script {number} ({offset_ms:+d} ms): "
-    wrong = []
-    if done.returncode != 0:
-        wrong.append(f"{where}status {done.returncode}")
-    if done.stderr or done.stdout:
-        wrong.append(f"{where}output {done.stdout!r} {done.stderr!r}")
-    entered = {int(line.split()[0]) for line in Path(f"{path}.entered").read_text().splitlines()}
-    with closing(sqlite3.connect(path)) as connection:
-        for job_id, state, token in connection.execute(
-            "SELECT job_id, state, token FROM leasecron_run"
-        ).fetchall():
-            if state == "running":
-                began = "began" if token in entered else "never began"
-                wrong.append(f"{where}a run of job {job_id} is left running, its handler {began}")
-    return wrong
+@pytest.fixture(scope="module")
+def figures(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FiguresOf:
+    """Run what is asked for of one interpreter together, at the first of its tests."""
+    asked = [
+        (str(item.callspec.params["version"]), str(item.callspec.params["way"]))
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and hasattr(item, "callspec")
+        and "way" in item.callspec.params
+    ]
+    done: dict[str, dict[str, Figures]] = {}
+
+    def count(version: str, way: str) -> int:
+        if LONG:
+            return 100 if way in PLAIN else 20
+        return 2 if version == THIS else 1
+
+    def of(version: str, way: str) -> Figures:
+        if version not in done:
+            done[version] = run_all(
+                {
+                    name: (WAYS[name], count(version, name))
+                    for asked_version, name in asked
+                    if asked_version == version
+                },
+                python=pythons()[version],
+                folder=tmp_path_factory.mktemp(f"exits-{version}"),
+            )
+        return done[version][way]
+
+    return of
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600 if LONG else 60)
-@pytest.mark.parametrize("body", ["returns", "waits", "sleeps"])
-@pytest.mark.parametrize("python", PYTHONS, ids=lambda python: Path(python).parents[1].name)
-def test_a_script_that_ends_as_a_run_comes_due_ends_quietly(
-    python: str, body: str, tmp_path: Path
+@pytest.mark.timeout(7_200 if LONG else 300)
+@pytest.mark.parametrize(("version", "way"), CASES)
+def test_a_program_that_ends_as_runs_come_due_ends_quietly_and_leaves_nothing_claimed(
+    version: str, way: str, figures: FiguresOf
 ) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        results = pool.map(
-            lambda number: end_near_a_scheduled_time(python, tmp_path, number, SCRIPTS, body),
-            range(SCRIPTS),
+    if version not in pythons():
+        pytest.skip(f"no CPython {version} that has croniter and tenacity is here")
+    found = figures(version, way)
+    if LONG:
+        sys.stderr.write(
+            f"\n{version} {way}: {found.programs} programs, {len(found.wrong)} wrong, "
+            f"{found.handed_back} runs handed back, slowest exit {found.slowest_s:.2f} s "
         )
-        wrong = [text for found in results for text in found]
-    assert wrong == []
+    assert found.wrong == []
+
+
+@pytest.mark.timing
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_schedulers_whose_handlers_ignore_the_exit_share_one_limit(tmp_path: Path) -> None:
+    """Three of them take as long as one."""
+    from dataclasses import replace
+
+    stubborn = WAYS["a handler that ignores it"]
+    ways = {"one": (stubborn, 1), "three": (replace(stubborn, schedulers=3), 1)}
+    found = run_all(ways, python=sys.executable, folder=tmp_path)
+    assert [item.wrong for item in found.values()] == [[], []]
+    assert found["three"].slowest_s < found["one"].slowest_s + LIMIT_S

@@ -253,6 +253,39 @@ def test_stop_returns_in_time_while_the_store_file_is_locked(
     assert eventually(lambda: open_files(path.name) == [], 2), open_files(path.name)
 
 
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_stop_does_not_blame_a_handler_whose_end_the_store_is_slow_to_take(
+    *, answers: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The handler has ended in time; what takes long is a call of the store."""
+    backend = FaultyLease(MemoryLease())
+    settling, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        settling.set()
+        go_on.wait(10)
+
+    backend.faults.slow("settle", before=hold)
+    scheduler = Scheduler(backend)
+    scheduler.add_job(lambda: None, SECONDLY, name="job")
+    scheduler.start()
+    assert settling.wait(5)
+    if answers:  # after the stop has given up waiting for handlers, and before it returns
+        real_close = backend.close
+
+        def close() -> None:
+            go_on.set()
+            real_close()
+
+        backend.close = close  # type: ignore[method-assign]
+    scheduler.stop(timeout=0.1)
+    go_on.set()
+    assert eventually(lambda: own_threads() == [], 5)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert not any("a handler did not end in time" in line for line in told)
+    assert any("a thread is still in a call" in line for line in told) is not answers
+
+
 def test_stop_gives_back_a_grant_that_arrives_meanwhile() -> None:
     backend = FaultyLease(MemoryLease("late grant"))
     claimed, go_on = threading.Event(), threading.Event()

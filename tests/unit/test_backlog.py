@@ -9,13 +9,14 @@ import pytest
 from leasecron_sync import every
 from leasecron_sync.engine.agenda import Due
 from leasecron_sync.engine.backlog import Backlog, Expiry
-from leasecron_sync.engine.decide import Candidate, Origin
+from leasecron_sync.engine.decide import Asker, Candidate, Origin
 from leasecron_sync.engine.job import Job
+from leasecron_sync.engine.picking import pick
 from leasecron_sync.model import RunKey
 from leasecron_sync.options import job_options, scheduler_options
-from tests.fleet import MIDDAY_MS, MINUTE, SECOND, Fleet
+from tests.fleet import DAY, MIDDAY_MS, MINUTE, SECOND, Fleet
 
-SCHEDULER = scheduler_options({}, "lease", "Test")
+SCHEDULER = scheduler_options({"history_ms": 400 * DAY}, "lease", "Test")
 LEASE, CLAIM = Expiry(None, 15_000), Expiry(60_000, 0)
 
 
@@ -39,7 +40,7 @@ def only(backlog: Backlog) -> Candidate:
 
 
 def test_what_is_known_already_stays_as_it_is() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000), 5)
     item = only(backlog)
     item.decision_id = "d"
@@ -50,14 +51,14 @@ def test_what_is_known_already_stays_as_it_is() -> None:
 
 
 def test_what_is_late_by_now_is_caught_up_from_when_it_was_found() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000), 5)
     backlog.add_owed([found(job, 1_000, Origin.CAUGHT_UP, 70)], 11_001, 70)
     assert (only(backlog).origin, only(backlog).found_ms) == (Origin.CAUGHT_UP, 70)
 
 
 def test_what_somebody_has_claimed_is_left_out_but_not_what_may_be_its_own() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000, 2_000), 5)
     backlog.add_unsettled([RunKey("job", 3_000)], {"job": job}, 5)
     for item in backlog.filtered(lambda item: item.due_ms == 1_000):
@@ -68,9 +69,9 @@ def test_what_somebody_has_claimed_is_left_out_but_not_what_may_be_its_own() -> 
 
 
 def test_what_pending_names_goes_first_also_when_it_was_known() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000), 5)
-    only(backlog).ask_ms = 99_000
+    backlog.ask_again(only(backlog), 99_000)
     backlog.add_unsettled([RunKey("job", 1_000), RunKey("unknown", 1)], {"job": job}, 50)
     assert (only(backlog).origin, only(backlog).ask_ms) == (Origin.UNSETTLED, 50)
     backlog.add_unsettled([RunKey("job", 1_000)], {"job": job}, 70)
@@ -78,7 +79,7 @@ def test_what_pending_names_goes_first_also_when_it_was_known() -> None:
 
 
 def test_a_candidate_that_has_taken_anothers_place_is_not_discarded() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000), 5)
     old = only(backlog)
     backlog.replace_job("other", None)
@@ -106,41 +107,80 @@ def test_a_candidate_that_has_taken_anothers_place_is_not_discarded() -> None:
 def test_a_run_is_given_up_when_it_is_older_than_it_may_be(
     origin: Origin, expiry: Expiry, age_ms: int, *, gone: bool
 ) -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(expiry), job_of()
     backlog.add_owed([found(job, 1_000, origin)], 1_000, 0)
-    expired = backlog.take_expired(expiry, 1_000 + age_ms, age_ms)
+    expired = backlog.take_expired(1_000 + age_ms, age_ms)
     assert bool(expired) is gone
     assert len(backlog) == 1 - gone
 
 
 def test_the_age_is_the_stores_where_it_is_known() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000), 0)
-    only(backlog).due_steady_ms = 5_000
-    assert not backlog.take_expired(LEASE, 10_000_000, 65_000)
-    assert backlog.take_expired(LEASE, 1_000, 65_001)
+    backlog.ask_again(only(backlog), 0, due_steady_ms=5_000)
+    assert not backlog.take_expired(10_000_000, 65_000)
+    assert backlog.take_expired(1_000, 65_001)
 
 
 def test_of_more_than_the_limit_the_oldest_are_given_up() -> None:
-    backlog, job = Backlog(), job_of(catch_up_limit=2)
+    backlog, job = Backlog(LEASE), job_of(catch_up_limit=2)
     backlog.add_owed([found(job, ms, Origin.CAUGHT_UP) for ms in (3, 1, 2, 4)], 5, 0)
     backlog.add_unsettled([RunKey("job", 0)], {"job": job}, 0)
-    assert sorted(item.due_ms for item in backlog.take_expired(LEASE, 5, 0)) == [1, 2]
+    assert sorted(item.due_ms for item in backlog.take_expired(5, 0)) == [1, 2]
     assert len(backlog) == 3
 
 
 def test_the_next_that_waits_is_the_next_to_ask_for() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1, 2, 3), 0)
     for item, ask_ms in zip(backlog.filtered(lambda _item: True), (10, 30, 20)):
-        item.ask_ms = ask_ms
+        backlog.ask_again(item, ask_ms)
     assert backlog.next_ask_ms(5) == 10
     assert backlog.next_ask_ms(10) == 20
     assert backlog.next_ask_ms(30) is None
 
 
+def asked(backlog: Backlog, now_ms: int, steady_ms: int) -> list[int]:
+    asker = Asker("a", 32, now_ms, steady_ms)
+    return [item.due_ms for item in pick(backlog.offers(asker), asker).candidates]
+
+
+def test_one_on_time_goes_before_one_that_waits_until_that_one_is_late() -> None:
+    backlog, job = Backlog(LEASE), job_of()
+    backlog.add_due(due_of(job, 1_000, 2_000), 0)
+    waits = backlog.filtered(lambda item: item.due_ms == 1_000)[0]
+    backlog.ask_again(waits, 99_000)
+    assert asked(backlog, 11_000, 1) == [2_000]
+    assert asked(backlog, 11_001, 2) == []
+    backlog.drop_future(20_000)  # the clock was set back
+    assert asked(backlog, 11_000, 3) == [2_000]
+    assert asked(backlog, 20_000, 99_000) == [1_000]
+
+
+def test_a_run_that_was_caught_up_is_given_up_when_the_clock_is_set_ahead() -> None:
+    backlog, job = Backlog(LEASE), job_of()
+    backlog.add_owed([found(job, 1_000, Origin.CAUGHT_UP, 500)], 1_000, 500)
+    assert not backlog.take_expired(61_000 + 70_000, 500 + 70_000)
+    assert backlog.take_expired(61_001 + 70_000, 500 + 70_000)
+    backlog.add_owed([found(job, 1_000, Origin.CAUGHT_UP, 500)], 1_000, 500)
+    backlog.ask_again(only(backlog), 0, due_steady_ms=-59_501)
+    assert backlog.take_expired(1_000, 500)
+
+
+def test_what_is_gone_leaves_nothing_behind() -> None:
+    backlog, job = Backlog(LEASE), job_of(catch_up_ms=100 * DAY)
+    for number in range(1_000):
+        backlog.add_owed([found(job, number, Origin.CAUGHT_UP)], number, 0)
+        backlog.ask_again(only(backlog), 1_000_000 + number)
+        backlog.discard(only(backlog))
+        backlog.take_expired(number, 0)
+    left = [backlog._asks, backlog._ends._by_both]
+    assert max(len(moments) for moments in left) < 200
+    assert not asked(backlog, 1, 1)
+
+
 def test_after_a_step_back_the_future_is_left_out_but_not_what_may_be_won() -> None:
-    backlog, job = Backlog(), job_of()
+    backlog, job = Backlog(LEASE), job_of()
     backlog.add_due(due_of(job, 1_000, 2_000, 3_000), 0)
     for item in backlog.filtered(lambda item: item.due_ms == 3_000):
         item.unknown = True

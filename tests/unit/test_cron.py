@@ -303,6 +303,8 @@ def test_aliases_are_the_fields_they_stand_for(alias: str, fields: str) -> None:
         ("0 0 * * sun-tue", "0 0 * * 0-2"),
         ("0 0 * * sun-sun", "0 0 * * 0"),
         ("0 0 * * 0-7", "0 0 * * *"),
+        ("0 0 * * 7/3", "0 0 * * 0"),  # from the last number on there is no other
+        ("59/5 * * * *", "59 * * * *"),
         ("0 0 * dec/3 *", "0 0 * 12 *"),
         ("0 0 w15 * *", "0 0 15W * *"),
         ("0 0 25-L * *", "0 0 25-31 * *"),
@@ -426,6 +428,18 @@ def test_utc_needs_no_zone_database(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_things_are_no_schedule(schedule: object) -> None:
     with pytest.raises(TypeError, match="must be a cron expression"):
         parse_schedule(cast("str", schedule), "UTC")
+
+
+@pytest.mark.parametrize(
+    "schedule", [b"0" * 10_000, ["0"] * 10_000, 10**9_000], ids=["bytes", "list", "number"]
+)
+def test_a_large_thing_does_not_fill_the_log(schedule: object) -> None:
+    with pytest.raises(TypeError, match="must be a cron expression") as caught:
+        parse_schedule(cast("str", schedule), "UTC")
+    assert len(str(caught.value)) < 300
+    with pytest.raises(TypeError, match="timezone must be an IANA name") as caught:
+        parse_schedule("* * * * *", cast("str", schedule))
+    assert len(str(caught.value)) < 300
 
 
 def test_text_and_zone_are_shown() -> None:

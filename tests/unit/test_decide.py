@@ -7,16 +7,19 @@ from typing import Any, Optional
 import pytest
 
 from leasecron_sync import every
+from leasecron_sync.engine.backlog import Backlog, Expiry
 from leasecron_sync.engine.decide import (
     Asker,
     Candidate,
+    Known,
     Origin,
     count,
     given_up,
     look_back,
-    pick,
 )
 from leasecron_sync.engine.job import Job
+from leasecron_sync.engine.picking import Pick
+from leasecron_sync.engine.picking import pick as pick_of
 from leasecron_sync.model import JobSpan, OnOverlap, RunKey, RunState
 from leasecron_sync.options import LOOK_BACK_COUNT, job_options, scheduler_options
 from leasecron_sync.schedule import Schedule
@@ -38,8 +41,14 @@ def item_of(
     return Candidate(job, RunKey(job.name, due_ms), due_ms, origin, STEADY_MS, ask_ms)
 
 
-def asker(free: int = 32, *, in_order: bool = False, label: str = "a") -> Asker:
-    return Asker(label, free, NOW_MS, STEADY_MS, in_order=in_order)
+def asker(free: int = 32, *, label: str = "a") -> Asker:
+    return Asker(label, free, NOW_MS, STEADY_MS)
+
+
+def pick(candidates: list[Candidate], who: Asker, *, in_order: bool = False) -> Pick:
+    backlog = Backlog(Expiry(None, 15_000), in_order=in_order)
+    backlog.add_owed(candidates, who.now_ms, who.steady_ms)
+    return pick_of(backlog.offers(who), who)
 
 
 def many(number: int, prefix: str = "job") -> list[Candidate]:
@@ -130,7 +139,7 @@ def test_one_that_waits_keeps_those_behind_it_waiting_but_not_one_on_time() -> N
     early = item_of(job, 500, Origin.ON_TIME, STEADY_MS + 1)
     on_time = item_of(job, 0)
     assert pick([early, on_time], asker()).candidates == [on_time]
-    assert pick([early, on_time], asker(in_order=True)).candidates == []
+    assert pick([early, on_time], asker(), in_order=True).candidates == []
 
 
 def test_where_overlap_is_allowed_only_caught_up_runs_go_one_at_a_time() -> None:
@@ -146,7 +155,7 @@ def test_where_overlap_is_allowed_only_caught_up_runs_go_one_at_a_time() -> None
 
 def test_the_newest_of_the_window_are_looked_at() -> None:
     job = job_of(catch_up_ms=600_000, catch_up_limit=3)
-    look = look_back(job, NOW_MS, NOW_MS - DAY, None, None)
+    look = look_back(job, NOW_MS, NOW_MS - DAY, Known())
     assert look.scheduled == tuple(NOW_MS - number * 60_000 for number in (2, 1, 0))
     assert look.span == JobSpan("job", NOW_MS - 120_000, NOW_MS)
     assert (look.older_from_ms, look.older_to_ms) == (NOW_MS - DAY, NOW_MS - 120_000)
@@ -154,21 +163,21 @@ def test_the_newest_of_the_window_are_looked_at() -> None:
 
 def test_the_window_includes_its_ends_and_begins_where_runs_are_owed() -> None:
     job = job_of(catch_up_ms=120_000)
-    assert len(look_back(job, NOW_MS, 0, None, None).scheduled) == 3
-    assert len(look_back(job, NOW_MS + 1, 0, None, None).scheduled) == 2
-    assert look_back(job, NOW_MS, NOW_MS - 60_000, None, None).scheduled[0] == NOW_MS - 60_000
-    assert look_back(job, NOW_MS, NOW_MS + 1, None, None).span is None
+    assert len(look_back(job, NOW_MS, 0, Known()).scheduled) == 3
+    assert len(look_back(job, NOW_MS + 1, 0, Known()).scheduled) == 2
+    assert look_back(job, NOW_MS, NOW_MS - 60_000, Known()).scheduled[0] == NOW_MS - 60_000
+    assert look_back(job, NOW_MS, NOW_MS + 1, Known()).span is None
 
 
 def test_a_job_without_catch_up_owes_nothing_but_the_very_moment() -> None:
     job = job_of(catch_up_ms=0)
-    assert look_back(job, NOW_MS, 0, None, None).scheduled == (NOW_MS,)
-    assert look_back(job, NOW_MS + 1, 0, None, None).scheduled == ()
+    assert look_back(job, NOW_MS, 0, Known()).scheduled == (NOW_MS,)
+    assert look_back(job, NOW_MS + 1, 0, Known()).scheduled == ()
 
 
 def test_what_waits_for_its_jitter_is_coming_and_each_time_is_in_one_place() -> None:
     job = job_of(catch_up_ms=120_000, jitter_ms=300_000)
-    look = look_back(job, NOW_MS, NOW_MS - 3_600_000, None, None)
+    look = look_back(job, NOW_MS, NOW_MS - 3_600_000, Known())
     for scheduled_ms in look.scheduled:
         assert NOW_MS - 120_000 <= job.due_ms(scheduled_ms) <= NOW_MS
     assert all(job.due_ms(scheduled_ms) > NOW_MS for scheduled_ms in look.coming)
@@ -183,8 +192,27 @@ def test_what_is_older_begins_behind_what_is_known(
 ) -> None:
     job = job_of(catch_up_ms=0)
     known = [None if n is None else NOW_MS - n * 60_000 for n in (newest, reported)]
-    look = look_back(job, NOW_MS + 1, 0, known[0], known[1])
+    look = look_back(job, NOW_MS + 1, 0, Known(known[0], known[1]))
     assert given_up(look, {}).number == 3
+
+
+@pytest.mark.parametrize("limit", [1, 100])
+def test_what_is_older_than_own_records_is_compared_one_by_one(limit: int) -> None:
+    """What this instance asked for before it looked back, says nothing of earlier times."""
+    job = job_of(catch_up_ms=60_000, catch_up_limit=limit)
+    newest_ms = NOW_MS - 120_000
+    others = look_back(job, NOW_MS, 0, Known(newest_ms, None, newest_ms + 1))
+    assert others == look_back(job, NOW_MS, 0, Known(newest_ms))
+    own = look_back(job, NOW_MS, NOW_MS - 600_000, Known(newest_ms, None, newest_ms - 60_000))
+    everything = [NOW_MS - 60_000 * number for number in range(10, -1, -1)]
+    assert sorted((*own.scheduled, *own.too_late)) == everything
+    states = dict.fromkeys(everything[:9:2], RunState.FINISHED)
+    missing = [ms for ms in own.too_late if ms not in states]
+    found = given_up(own, states)
+    assert (found.number, found.first_ms, found.last_ms) == (len(missing), missing[0], missing[-1])
+    endless = look_back(job, NOW_MS, 0, Known(newest_ms, None, newest_ms))
+    assert len(endless.too_late) == LOOK_BACK_COUNT
+    assert given_up(endless, dict.fromkeys(endless.too_late, RunState.FINISHED)).number == 0
 
 
 def test_what_is_counted_has_a_limit_and_names_both_ends() -> None:
@@ -201,7 +229,7 @@ def test_what_is_counted_has_a_limit_and_names_both_ends() -> None:
 
 def test_what_has_a_record_is_not_given_up() -> None:
     job = job_of(catch_up_ms=60_000, jitter_ms=240_000)
-    look = look_back(job, NOW_MS, NOW_MS - 600_000, None, None)
+    look = look_back(job, NOW_MS, NOW_MS - 600_000, Known())
     everything = given_up(look, {}).number
     states = dict.fromkeys(look.too_late[:1], RunState.FINISHED)
     assert given_up(look, states).number == everything - len(states)

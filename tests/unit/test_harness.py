@@ -132,6 +132,66 @@ def test_the_stores_clock_may_be_another_one() -> None:
     manual = ManualScheduler(scheduler, clock, store_clock=store_clock)
     manual.start()
     for _ in range(3 * 60):
-        manual.advance(1_000)
         store_clock.advance(1_000)
+        manual.advance(1_000)
     assert [ms % 60_000 // 1_000 for ms in starts] == [40, 40, 40]
+
+
+def test_a_wrapped_backend_takes_the_stores_clock_too() -> None:
+    inner = MemoryLease()
+    manual = ManualScheduler(Scheduler(FaultyLease(FaultyLease(inner))), ManualClock(1_000_000))
+    manual.start()
+    assert inner.probe().store_ms == 1_000_000
+
+
+def test_the_id_of_a_start_may_be_given() -> None:
+    manual = ManualScheduler(Scheduler(MemoryLease()), ManualClock(), new_id=lambda: "mine")
+    manual.start()
+    assert manual.instance_id == "mine"
+
+
+def test_jobs_that_come_and_go_are_told_to_the_timer() -> None:
+    scheduler = Scheduler(MemoryLease())
+    calls: list[str] = []
+    scheduler.add_job(lambda: calls.append("old"), every(seconds=60), name="old")
+    manual = ManualScheduler(scheduler, ManualClock(1_700_000_050_000))
+    manual.start()
+    manual.advance(60_000)
+    assert calls == ["old"]
+    scheduler.remove_job("old")
+    scheduler.add_job(lambda: calls.append("new"), every(seconds=60), name="new")
+    manual.refresh()
+    manual.refresh()
+    manual.advance(60_000)
+    assert calls == ["old", "new"]
+
+
+def test_a_stop_in_two_parts_lets_the_timer_take_its_last_step() -> None:
+    manual, _calls, _backend = made()
+    manual.start()
+    manual.advance(60_000, work=False)
+    manual.begin_stop()
+    assert manual.runs[0].run.stopping
+    assert manual._timer_ms <= manual.clock.steady_ms()
+    assert manual.step_timer() is None
+
+
+def test_a_handler_that_outlives_its_stop_keeps_its_slot_over_the_next_start() -> None:
+    manual, calls, _backend = made(max_attempts=5)
+    manual.start()
+    manual.advance(60_000, work=False)
+    (old,) = manual.runs
+    manual.stop()
+    manual.end_stop()
+    with pytest.raises(SchedulerStateError):
+        manual.end_stop()
+    manual.start()
+    manual.advance(40_000, work=False)
+    assert manual.runs == [old]
+    assert old.run.stopping
+    old.call_handler()
+    old.settle()
+    assert calls == []
+    manual.runs.remove(old)
+    manual.advance(40_000)
+    assert calls

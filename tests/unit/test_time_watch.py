@@ -35,6 +35,19 @@ def test_both_clocks_are_compared(now_ms: int, steady_ms: int, passage: Passage)
     assert watch.look(1_000_000 + now_ms, 7_000 + steady_ms) is Passage.ORDINARY
 
 
+def test_a_small_step_back_counts_where_the_agenda_has_left_something_behind() -> None:
+    watch = TimeWatch(1_000_000, 7_000)
+    assert not watch.is_behind(0)
+    watch.agenda_is_at(1_000_000)
+    watch.agenda_is_at(999_000)  # of several the last one counts
+    assert not watch.is_behind(1_000_000)
+    assert watch.is_behind(999_999)
+    assert watch.look(999_999, 7_000) is Passage.BEHIND
+    assert watch.look(999_998, 7_000) is Passage.BEHIND  # it began anew, a moment before
+    assert watch.look(999_998, 7_000) is Passage.ORDINARY
+    assert watch.look(999_500, 7_000) is Passage.ORDINARY  # all since then was handed out
+
+
 def test_a_pause_counts_from_what_was_planned() -> None:
     watch = TimeWatch(0, 0)
     watch.plan(50_000)
