@@ -23,7 +23,7 @@ from leasecron_sync.engine.time_watch import TimeWatch
 from leasecron_sync.engine.upkeep import Tending, Upkeep
 from leasecron_sync.errors import StoreError
 from leasecron_sync.model import RunKey
-from leasecron_sync.options import LOOK_BACK_COUNT, MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT
+from leasecron_sync.options import LOOK_BACK_COUNT, MAX_WAIT_MS, ON_TIME_MS, PENDING_LIMIT, READY_MS
 
 
 class TimerLoop:
@@ -343,5 +343,9 @@ class TimerLoop:
         # While the store does not answer, the next call is made when the backoff says so.
         delays += [max(ms, self._retry_ms) - steady_ms for ms in steady if ms is not None]
         delay_ms = max(0, min(delays))
+        if delay_ms >= 4 * READY_MS:
+            # What a process has not touched for a while is far from the processor. One look at it
+            # shortly before the time comes is paid for by nobody who waits.
+            delay_ms -= READY_MS
         self._watch.plan(steady_ms + delay_ms)
         return delay_ms
