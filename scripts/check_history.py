@@ -62,6 +62,7 @@ from leasecron_sync.testing import (
 from leasecron_sync.testing.history.entry import REGISTERED
 from leasecron_sync.testing.history.faults import ABSENCES
 from leasecron_sync.testing.history.text import timeline
+from scripts._environment import use_environment
 
 NAME: Final = "check_history"
 LAST_MINUTE_MS: Final = 60_000
@@ -379,4 +380,5 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 if __name__ == "__main__":
+    use_environment()
     sys.exit(main())

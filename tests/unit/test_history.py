@@ -70,6 +70,17 @@ def change_all(entries: Entries, new: dict[str, Any], **fields: object) -> Entri
     ]
 
 
+def earlier(entries: Entries, ms: int) -> Entries:
+    """Tell the same of a time before."""
+    names = ("at_ms", "sent_ms", "scheduled_ms", "due_ms", "owed_from_ms", "store_ms")
+    return [
+        entry._replace(
+            **{name: value - ms for name in names if (value := getattr(entry, name)) is not None}
+        )
+        for entry in entries
+    ]
+
+
 def drop(entries: Entries, **fields: object) -> Entries:
     """Leave such entries out."""
     chosen = places(entries, **fields)
@@ -702,6 +713,10 @@ def test_a_store_that_lost_its_data_may_grant_again(told: str, side: str) -> Non
     assert faults.TOKEN_NOT_RISING in faults_of(fallen, terms)
     same = change_all(entries, {"token": grants[0].token}, token=grants[1].token)
     assert faults.GRANTED_TWICE in faults_of(same, terms)
+    # Where the store's clock was set back as well, nothing keeps its tokens rising.
+    begin = entries.index(find(entries, 1, what="registered"))
+    for changed in (fallen, same):
+        assert faults_of([*changed[:begin], *earlier(changed[begin:], 5 * MINUTE)], terms) == []
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -87,7 +87,7 @@ class ClaimRules:
     def _granted(self, job: JobBook, run: RunBook, mark: Mark) -> None:
         entry = mark.entry
         known = job.tokens.get(entry.token)
-        if known is not None:
+        if known is not None and not self._may_repeat(known):
             self._granted_again(known, mark)
             return
         grant = Grant(mark, self._ledger.newest_ms(entry))
@@ -121,6 +121,10 @@ class ClaimRules:
                 job.open.pop(other.token, None)
         run.grants.append(grant)
         job.note_token(grant)
+
+    def _may_repeat(self, known: Grant) -> bool:
+        """Tokens name the clock: an empty store whose clock was set back knows of none before."""
+        return known.forgotten and self._books.went_back
 
     def _granted_again(self, known: Grant, mark: Mark) -> None:
         """The answer to a repeated claim, or a token that was given twice."""
@@ -247,6 +251,8 @@ class ClaimRules:
         first = run.tried.get(grant.entry.decision_id, grant.mark)
         last = job.last_token_before(self._ledger, first)
         if last is None or last.entry.token < grant.token:
+            return False
+        if self._may_repeat(job.tokens[last.entry.token]):
             return False
         message = f"was granted token {grant.token} after token {last.entry.token}"
         self._ledger.accuse(faults.TOKEN_NOT_RISING, grant.key, message, last.entry, grant.entry)

@@ -237,6 +237,7 @@ class Books:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.jobs: dict[str, JobBook] = {}
+        self.went_back = False
         self._store_ids: set[str] = set()
         self._new_store = True
 
@@ -258,6 +259,9 @@ class Books:
 
     def clock_went_back(self) -> None:
         """Trust no end of a lease until the store names it again."""
+        self.went_back = True
+        if self.ledger.exact:
+            return  # each end is known
         for job in self.jobs.values():
             for grant in job.open.values():
                 grant.live_until_ms = LONG_AGO

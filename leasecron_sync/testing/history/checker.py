@@ -105,7 +105,7 @@ class Checker:
             entry: The entry.
         """
         mark = self._ledger.take(entry)
-        if self._ledger.went_back and not self._ledger.exact:
+        if self._ledger.went_back:
             self._books.clock_went_back()
         if entry.instance:
             self._once.lives(entry)
