@@ -297,7 +297,7 @@ print(threading.active_count(), *sorted(set(sys.modules) - before))
 """
 
 
-@pytest.mark.parametrize("entrance", ["", ".backends", ".testing", ".cli"])
+@pytest.mark.parametrize("entrance", ["", ".backends", ".testing", ".testing.simulation", ".cli"])
 def test_importing_loads_no_client_library_and_nothing_that_is_slow(entrance: str) -> None:
     result = subprocess.run(
         [sys.executable, "-I", "-c", IMPORT, str(ROOT), PACKAGE + entrance],
@@ -372,6 +372,19 @@ PUBLIC = {
         "read_history",
         "recording",
         "shorten",
+    ],
+    "leasecron_sync.testing.simulation": [
+        "PROFILES",
+        "Plan",
+        "Profile",
+        "Result",
+        "Violation",
+        "from_json",
+        "load",
+        "make_plan",
+        "play",
+        "profiles_for",
+        "shortened",
     ],
 }
 

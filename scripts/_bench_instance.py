@@ -1,0 +1,171 @@
+"""One instance of bench.py as a process: told what to do by one JSON argument and by lines.
+
+It reads the schedule of its jobs, then ``count`` as often as it is asked, and ends with ``stop`` or
+the end of the lines. It writes one JSON object a line: ``up`` when it can be given a schedule,
+``ready`` when its jobs are registered, ``start`` for each handler that holds its run, ``count`` and
+``end`` as answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from leasecron_sync import LeaseRun, Scheduler, at, connect_lease, every
+from leasecron_sync.model import JobStamp, JobStanding
+from leasecron_sync.schedule import ScheduleLike
+from scripts._bench_stores import count_calls, store_of
+
+READY_S = 120.0
+STOP_S = 10.0
+
+_telling = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an instance is to do.
+
+    Attributes:
+        url: Its store.
+        namespace: Keeps one measurement apart from the others.
+        jobs: How many jobs it has.
+        hold: Whether a handler keeps its run until it is told to end; else it ends at once.
+        lease_ms: Length of a lease.
+    """
+
+    url: str
+    namespace: str
+    jobs: int
+    hold: bool = False
+    lease_ms: int = 15_000
+
+    def argument(self) -> str:
+        """Return it as the argument of the process."""
+        return json.dumps(asdict(self))
+
+
+def schedule_of(text: str) -> ScheduleLike:
+    """Read a cron expression, ``every N`` seconds, or ``at MS``."""
+    word, _space, number = text.partition(" ")
+    if word == "every":
+        return every(seconds=int(number))
+    if word == "at":
+        return at(datetime.fromtimestamp(int(number) / 1000, timezone.utc))
+    return text
+
+
+class Instance:
+    """A scheduler whose handlers note when they started."""
+
+    def __init__(self, work: Work) -> None:
+        self.starts: list[tuple[str, int, int]] = []
+        self._work = work
+        backend = connect_lease(work.url)
+        self._transactions = store_of(work.url).count_transactions(backend)
+        self._calls = count_calls(backend)
+        self._registered = threading.Event()
+        self._names: set[str] = set()
+        self._processor_s = 0.0
+        self._register = backend.register
+        backend.register = self._noted_register  # type: ignore[method-assign]
+        self._scheduler = Scheduler(backend, namespace=work.namespace, lease_ms=work.lease_ms)
+
+    def start(self, schedule: ScheduleLike) -> None:
+        """Add the jobs, start, and wait until all of them are registered; tell what it took."""
+        work, before_kb = self._work, memory_kb()
+        began_s = time.perf_counter()
+        handler = self._hold if work.hold else self._note
+        for number in range(work.jobs):
+            self._scheduler.add_job(
+                handler, schedule, name=f"job {number:05d}", max_attempts=1_000, retry_delay_ms=0
+            )
+        added_s = time.perf_counter()
+        self._scheduler.start()
+        started_s = time.perf_counter()
+        if not self._registered.wait(READY_S):
+            message = f"the jobs were not registered within {READY_S:.0f} s"
+            raise TimeoutError(message)
+        tell(
+            "ready",
+            add_ms=(added_s - began_s) * 1000,
+            start_ms=(started_s - added_s) * 1000,
+            registered_ms=(time.perf_counter() - added_s) * 1000,
+            memory_kb=memory_kb() - before_kb,
+        )
+        self._processor_s = time.process_time()
+
+    def stop(self) -> None:
+        """Stop, and tell everything."""
+        processor_s = time.process_time() - self._processor_s
+        self._scheduler.stop(timeout=STOP_S)
+        tell(
+            "end",
+            starts=self.starts,
+            calls=dict(self._calls),
+            transactions=self._transactions(),
+            processor_s=processor_s,
+        )
+
+    def _noted_register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
+        answers = self._register(jobs)
+        self._names.update(stamp.job for stamp in jobs)
+        if len(self._names) == self._work.jobs:
+            self._registered.set()
+        return answers
+
+    def _note(self, run: LeaseRun) -> None:
+        at_ns = time.time_ns()
+        self.starts.append((run.job, round(run.scheduled_time.timestamp() * 1000), at_ns))
+
+    def _hold(self, run: LeaseRun) -> None:
+        tell("start", at_ns=time.time_ns(), attempt=run.attempt)
+        while True:
+            run.wait(60)
+
+
+def memory_kb() -> int:
+    """Return the resident memory of this process; its peak where nothing else is known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def tell(what: str, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+    line = (json.dumps({"what": what, **fields}) + "\n").encode()
+    with _telling:  # handlers tell from their threads
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    (argument,) = sys.argv[1:] if arguments is None else arguments
+    instance = Instance(Work(**json.loads(argument)))
+    tell("up")
+    schedule = sys.stdin.readline().strip()
+    if not schedule:  # the parent has ended
+        return 0
+    instance.start(schedule_of(schedule))
+    for line in sys.stdin:
+        if line.strip() != "count":
+            break
+        tell("count", starts=len(instance.starts))
+    instance.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

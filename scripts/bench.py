@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Measure leasecron_sync beside the raw store, and print a table.
+
+scripts/bench.py [URL ...]          a temporary SQLite file when no URL is given
+    --only NAME                     one measurement; may be repeated
+    --quick                         a few seconds: shows that it works, the figures say little
+    --json FILE                     write the figures to a file as well
+
+A URL is what connect_lease() takes, such as sqlite:///bench.db. Use a store made for the purpose:
+records of runs stay in it, in namespaces of their own. Everything takes about six minutes, and
+deserves a machine with nothing else to do. The status is 1 when a run was executed twice or not at
+all, or an instance failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
+
+from leasecron_sync import LeasecronError
+from scripts._bench_crew import BenchError
+from scripts._bench_figures import (
+    Figure,
+    Scale,
+    Told,
+    measure_batches,
+    measure_history,
+    measure_singles,
+    measure_start,
+)
+from scripts._bench_fleet import (
+    measure_delay,
+    measure_hand_over,
+    measure_many,
+    measure_takeover,
+    measure_together,
+)
+from scripts._bench_stores import Store, TemporarySQLite, store_of
+from scripts._environment import use_environment
+
+QUICK = Scale(
+    rounds=3,
+    singles=10,
+    batch=100,
+    batches=2,
+    history=5_000,
+    instances=2,
+    each_second=8,
+    seconds=3,
+    together=100,
+    lead_s=3,
+    many=500,
+    many_lead_s=3,
+    many_step_s=1,
+    trials=2,
+    lease_ms=500,
+)
+MEASUREMENTS: dict[str, Callable[[Told], list[Figure]]] = {
+    "singles": measure_singles,
+    "batches": measure_batches,
+    "history": measure_history,
+    "start": measure_start,
+    "delay": measure_delay,
+    "together": measure_together,
+    "many": measure_many,
+    "takeover": measure_takeover,
+    "hand-over": measure_hand_over,
+}
+BETWEEN_PROCESSES = ("start", "delay", "together", "many", "takeover", "hand-over")
+NAME_WIDTH = 46
+NOTE_WIDTH = 96
+
+
+def machine() -> dict[str, str]:
+    """Return what a reader of the figures should know of the place where they were taken."""
+    load = ", ".join(f"{value:.2f}" for value in os.getloadavg())
+    return {
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processors": str(os.cpu_count()),
+        "load before": load,
+    }
+
+
+def measure(store: Store, names: Sequence[str], scale: Scale) -> list[tuple[str, Figure]]:
+    """Do the measurements on one store."""
+    found: list[tuple[str, Figure]] = []
+    for name in names:
+        if name in BETWEEN_PROCESSES and not store.between_processes:
+            found.append((name, Figure(name, "not measured", note="no other process sees it")))
+            continue
+
+        def progress(text: str, name: str = name) -> None:
+            print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+        progress("begins")
+        told = Told(store, scale, f"bench-{name}-{secrets.token_hex(4)}", progress)
+        found += [(name, figure) for figure in MEASUREMENTS[name](told)]
+    return found
+
+
+def show(title: str, facts: dict[str, str], found: Sequence[tuple[str, Figure]]) -> None:
+    """Print the figures of one store."""
+    print(f"\n{title}")
+    print(", ".join(f"{name}: {value}" for name, value in facts.items()))
+    print(f"\n{'':{NAME_WIDTH}}  {'figure':34}  {'floor':16}  {'ratio':>6}  wanted")
+    for _name, figure in found:
+        first, *rest = textwrap.wrap(figure.name, NAME_WIDTH)
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
+        line = f"{first:{NAME_WIDTH}}  {figure.value:34}  {figure.floor:16}  {ratio:>6}"
+        print(f"{line}  {figure.wanted}".rstrip())
+        for part in rest:
+            print(part)
+        for part in textwrap.wrap(figure.note, NOTE_WIDTH):
+            print(f"    {part}")
+
+
+def parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Return the arguments; wrong ones end the program with one line and status 2."""
+    head, _blank, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("urls", nargs="*", metavar="URL")
+    parser.add_argument("--only", action="append", metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    options = parser.parse_args(arguments)
+    for name in options.only or ():
+        if name not in MEASUREMENTS:
+            parser.error(
+                f"--only {name}: no such measurement, use one of {', '.join(MEASUREMENTS)}"
+            )
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: its folder does not exist, make it or name another")
+    try:
+        options.stores = [store_of(url) for url in options.urls]
+    except (ValueError, LeasecronError) as error:
+        parser.error(f"URL: {error}")
+    return options
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Measure what is asked for; return the exit status."""
+    options = parsed(arguments)
+    names = [name for name in MEASUREMENTS if not options.only or name in options.only]
+    scale = QUICK if options.quick else Scale()
+    stores: list[Store] = options.stores or [TemporarySQLite()]
+    written: list[dict[str, Any]] = []
+    status = 0
+    for store in stores:
+        facts = machine()
+        try:
+            facts |= store.facts()
+            found = measure(store, names, scale)
+        except (BenchError, LeasecronError) as error:
+            print(f"bench.py: {store}: {error}", file=sys.stderr)
+            status = 1
+            continue
+        except KeyboardInterrupt:
+            print("bench.py: interrupted", file=sys.stderr)
+            return 130
+        finally:
+            store.close()
+        show(str(store), facts, found)
+        figures = [{"measurement": name, **figure._asdict()} for name, figure in found]
+        written.append({"store": str(store), "facts": facts, "figures": figures})
+    if options.json is not None:
+        options.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    use_environment()
+    sys.exit(main())
