@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Callable
 
 from scripts._bench_crew import BenchError, Crew, Member, Start, crew_of
@@ -47,6 +48,33 @@ def measure_delay(told: Told) -> list[Figure]:
     scale = told.scale
     work = Work(told.store.url, told.namespace, scale.each_second)
     told.progress(f"{scale.seconds} s of runs")
+    crew, delays, parts = _each_second(told, work)
+    floor, ratio = "", None
+    winners = told.store.make_winners()
+    if winners is not None:
+        winners.close()
+        told.progress(f"{scale.seconds} s of the floor")
+        _crew, least, _parts = _each_second(told, replace(work, raw=True))
+        floor = f"p50 {percentile(least, 0.5):.1f} ms, p99 {percentile(least, 0.99):.1f} ms"
+        ratio = percentile(delays, 0.99) / percentile(least, 0.99)
+    runs = max(1, sum(len(end["starts"]) for end in crew.ended))
+    return [
+        Figure(
+            f"start delay, {scale.each_second} jobs each second on {scale.instances} instances",
+            f"p50 {percentile(delays, 0.5):.1f} ms, p99 {percentile(delays, 0.99):.1f} ms",
+            floor,
+            ratio,
+            wanted="p99 under 25 ms",
+            note=f"{len(delays):,} runs, slowest {max(delays):.1f} ms; shares {parts}; "
+            f"{crew.total('transactions') / runs:.2f} transactions and "
+            f"{crew.total('processor_s') * 1e6 / runs:,.0f} us of processor time a run; floor: as "
+            "many processes, which insert what is due and start a thread for what was not there",
+        )
+    ]
+
+
+def _each_second(told: Told, work: Work) -> tuple[Crew, list[float], str]:
+    scale = told.scale
     with crew_of(scale.instances, work) as crew:
         crew.start("every 1")
         # The first whole second that all of them have in their agendas, and one to warm up.
@@ -55,19 +83,7 @@ def measure_delay(told: Told) -> list[Figure]:
         time.sleep(max(0.0, (last_ms + 900) / 1000 - time.time()))
         starts = [start for start in crew.stop() if first_ms <= start.scheduled_ms <= last_ms]
     once_each(starts, scale.each_second * scale.seconds)
-    delays = [start.delay_ms for start in starts]
-    runs = max(1, sum(len(end["starts"]) for end in crew.ended))
-    return [
-        Figure(
-            f"start delay, {scale.each_second} jobs each second on {scale.instances} instances",
-            f"p50 {percentile(delays, 0.5):.1f} ms, p99 {percentile(delays, 0.99):.1f} ms",
-            wanted="p99 under 25 ms",
-            note=f"{len(delays):,} runs, slowest {max(delays):.1f} ms; shares "
-            f"{shares(starts, scale.instances)}; {crew.total('transactions') / runs:.2f} "
-            f"transactions and {crew.total('processor_s') * 1e6 / runs:,.0f} us of processor time "
-            "a run",
-        )
-    ]
+    return crew, [start.delay_ms for start in starts], shares(starts, scale.instances)
 
 
 def measure_together(told: Told) -> list[Figure]:

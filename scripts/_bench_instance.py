@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import sys
 import threading
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from leasecron_sync import LeaseRun, Scheduler, at, connect_lease, every
 from leasecron_sync.model import JobStamp, JobStanding
+from leasecron_sync.options import MIN_SLICE
 from leasecron_sync.schedule import ScheduleLike
 from scripts._bench_stores import count_calls, store_of
 
@@ -43,6 +45,7 @@ class Work:
         jobs: How many jobs it has.
         hold: Whether a handler keeps its run until it is told to end; else it ends at once.
         lease_ms: Length of a lease.
+        raw: Whether the smallest program that does the same is to be measured instead.
     """
 
     url: str
@@ -50,6 +53,7 @@ class Work:
     jobs: int
     hold: bool = False
     lease_ms: int = 15_000
+    raw: bool = False
 
     def argument(self) -> str:
         """Return it as the argument of the process."""
@@ -135,6 +139,53 @@ class Instance:
             run.wait(60)
 
 
+class RawInstance:
+    """The smallest program that does the same, with jobs of each second.
+
+    At each second it asks the store for a few runs after the other, and starts a thread for each
+    that it is the first to ask for. Nobody takes anything over, nothing is settled.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self.starts: list[tuple[str, int, int]] = []
+        self._work = work
+        winners = store_of(work.url).make_winners()
+        assert winners is not None
+        self._winners = winners
+        self._jobs = [f"job {number:05d}" for number in range(work.jobs)]
+        first = random.randrange(work.jobs)
+        self._order = self._jobs[first:] + self._jobs[:first]
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self, _schedule: ScheduleLike) -> None:
+        """Go to work, with every second from here on."""
+        self._winners.win([])
+        self._thread.start()
+        tell("ready")
+
+    def stop(self) -> None:
+        """Stop, and tell everything."""
+        self._ended.set()
+        self._thread.join()
+        self._winners.close()
+        tell("end", starts=self.starts, calls={}, transactions=0, processor_s=0.0)
+
+    def _run(self) -> None:
+        while True:
+            second = int(time.time()) + 1
+            if self._ended.wait(second - time.time()):
+                return
+            for first in range(0, len(self._order), MIN_SLICE):
+                keys = [f"{second} {job}" for job in self._order[first : first + MIN_SLICE]]
+                for key in self._winners.win(keys):
+                    threading.Thread(target=self._note, args=(key, second * 1000)).start()
+
+    def _note(self, key: str, scheduled_ms: int) -> None:
+        at_ns = time.time_ns()
+        self.starts.append((key.partition(" ")[2], scheduled_ms, at_ns))
+
+
 def memory_kb() -> int:
     """Return the resident memory of this process; its peak where nothing else is known."""
     try:
@@ -153,7 +204,8 @@ def tell(what: str, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     (argument,) = sys.argv[1:] if arguments is None else arguments
-    instance = Instance(Work(**json.loads(argument)))
+    work = Work(**json.loads(argument))
+    instance = RawInstance(work) if work.raw else Instance(work)
     tell("up")
     schedule = sys.stdin.readline().strip()
     if not schedule:  # the parent has ended

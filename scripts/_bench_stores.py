@@ -10,7 +10,7 @@ import os
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Optional
@@ -41,6 +41,17 @@ class Floor:
 
     def close(self) -> None:
         """Leave nothing behind."""
+
+
+class Winners:
+    """Decides by the smallest statement who has a run; for one process, among several."""
+
+    def win(self, keys: Sequence[str]) -> list[str]:
+        """Return which of these this process is the first to ask for, in one transaction."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leave no connection behind."""
 
 
 class Store:
@@ -83,6 +94,10 @@ class Store:
     def make_floor(self) -> Floor:
         """Return its floor, if its kind has one here."""
         return Floor()
+
+    def make_winners(self) -> Optional[Winners]:
+        """Return what the smallest program would decide by, if this kind has that here."""
+        return None
 
     def fill(self, namespace: str, job: str, count: int) -> bool:
         """Copy a job's only settled record to as many earlier scheduled times, if it can."""
@@ -158,6 +173,33 @@ class SQLiteFloor(Floor):
         self._connection.close()
 
 
+class SQLiteWinners(Winners):
+    """One table, one connection with the settings of ``SQLiteLease``."""
+
+    def __init__(self, path: str) -> None:
+        self._connection = sqlite3.connect(
+            path, isolation_level=None, timeout=CALL_TIMEOUT_MS / 1000, check_same_thread=False
+        )
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("CREATE TABLE IF NOT EXISTS bench_winners (key TEXT PRIMARY KEY)")
+
+    def win(self, keys: Sequence[str]) -> list[str]:
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        won = [
+            key
+            for key in keys
+            if execute(
+                "INSERT INTO bench_winners VALUES (?) ON CONFLICT DO NOTHING", (key,)
+            ).rowcount
+        ]
+        execute("COMMIT")
+        return won
+
+    def close(self) -> None:
+        self._connection.close()
+
+
 class SQLiteStore(Store):
     """An SQLite file."""
 
@@ -171,6 +213,9 @@ class SQLiteStore(Store):
 
     def make_floor(self) -> Floor:
         return SQLiteFloor(self.path)
+
+    def make_winners(self) -> Optional[Winners]:
+        return SQLiteWinners(self.path)
 
     def fill(self, namespace: str, job: str, count: int) -> bool:
         with closing(sqlite3.connect(self.path)) as connection:

@@ -13,8 +13,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Callable, Optional
 
-STUCK_S = 30.0
+STUCK_S = 10.0
 """A thread that neither halts nor ends for so long waits for a lock that a halted one holds."""
+
+LOOKS = 3
+"""How often it has to be found so: a process that got no processor for a while gets it between."""
 
 
 class Gone(BaseException):
@@ -78,7 +81,7 @@ class Body:
             carrier.work = self._run
         carrier.go.release()
         try:
-            back = carrier.back.acquire(timeout=STUCK_S)
+            back = any(carrier.back.acquire(timeout=STUCK_S) for _look in range(LOOKS))
         except BaseException:  # Ctrl-C
             carrier.stuck = True
             raise
