@@ -168,5 +168,6 @@ def bars_asking(
     if any(live.key == key for live in handlers):
         return True
     if job.options.overlap:
-        return caught_up and any(live.caught_up and not live.done for live in handlers)
-    return any(live.stale or (deferring and not live.done) for live in handlers)
+        return caught_up and any(live.caught_up for live in handlers)
+    # Until the end is settled, too: the answer would be to ask again much later.
+    return any(live.stale or deferring for live in handlers)

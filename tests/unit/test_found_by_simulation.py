@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from leasecron_sync.backends.base import ClaimBackend
 from leasecron_sync.engine.claiming import OnceClaimer
 from leasecron_sync.engine.decide import Candidate, Origin
@@ -365,3 +367,25 @@ def test_a_run_named_before_an_outage_is_not_taken_over_right_after_it() -> None
     assert record.attempt == 2
     assert record.claimed_ms is not None
     assert record.claimed_ms >= back_ms + 5_000  # heartbeat_ms
+
+
+@pytest.mark.parametrize("overlap", ["skip", "allow"])
+def test_the_next_run_that_is_made_up_for_follows_the_end_of_the_one_before(overlap: str) -> None:
+    """Also where the timer asks between the end of a handler and its settlement."""
+    fleet, only = alone()
+    only.job("job", "* * * * *", catch_up_ms=HOUR, overlap=overlap)
+    only.start()
+    fleet.advance(MINUTE)
+    only.kill()
+    fleet.let_pass(5 * MINUTE)
+    only.manual.start()
+    for _ in range(5):
+        while not only.manual.runs:
+            assert only.manual.step_timer() == 0
+        (run,) = only.manual.runs
+        run.call_handler()
+        only.manual.step_timer()
+        assert only.manual.runs == [run]
+        assert run.settle() is None
+        only.manual.runs.remove(run)
+    assert fleet.started() == minutes(0, 5)
