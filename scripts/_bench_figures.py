@@ -154,12 +154,13 @@ def now_ms(backend: LeaseBackend) -> int:
 def compared(
     name: str, taken_s: list[float], floor_s: list[float], text: str, count: int
 ) -> Figure:
-    """Make a line of times that were taken in turns with the floor's; the best round speaks."""
-    value = f"{count / min(taken_s):,.0f} a second ({min(taken_s) / count * 1e6:,.0f} us each)"
+    """Make a line of times that were taken in turns with the floor's; their medians speak."""
+    taken, floor = statistics.median(taken_s), statistics.median(floor_s)
+    value = f"{count / taken:,.0f} a second ({taken / count * 1e6:,.0f} us each)"
     if not any(floor_s):
         return Figure(name, value, note="this kind of store has no floor here")
-    ratio = statistics.median(mine / floor for mine, floor in zip(taken_s, floor_s))
-    return Figure(name, value, f"{count / min(floor_s):,.0f} a second", ratio, note=text)
+    ratio = statistics.median(mine / raw for mine, raw in zip(taken_s, floor_s))
+    return Figure(name, value, f"{count / floor:,.0f} a second", ratio, note=text)
 
 
 def measure_singles(told: Told) -> list[Figure]:
@@ -244,8 +245,8 @@ def measure_history(told: Told) -> list[Figure]:
     return [
         Figure(
             f"claims behind {scale.history:,} settled records of the job",
-            f"{count / min(full_s):,.0f} a second",
-            f"{count / min(empty_s):,.0f} a second",
+            f"{count / statistics.median(full_s):,.0f} a second",
+            f"{count / statistics.median(empty_s):,.0f} a second",
             ratio,
             "at most 1.5",
             "floor: claims of a job without history, in a store without one",

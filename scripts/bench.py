@@ -3,7 +3,7 @@
 
 scripts/bench.py [URL ...]          a temporary SQLite file when no URL is given
     --only NAME                     one measurement; may be repeated
-    --quick                         a few seconds: shows that it works, the figures say little
+    --quick                         half a minute: shows that it works, the figures say little
     --json FILE                     write the figures to a file as well
 
 A URL is what connect_lease() takes, such as sqlite:///bench.db. Use a store made for the purpose:
@@ -143,6 +143,8 @@ def parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
             )
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json {options.json}: its folder does not exist, make it or name another")
+    if options.json is not None and options.json.is_dir():
+        parser.error(f"--json {options.json} is a folder: name a file")
     try:
         options.stores = [store_of(url) for url in options.urls]
     except (ValueError, LeasecronError) as error:

@@ -14,12 +14,13 @@ scripts/check_history.py FILE ...         logs of one history, of one or several
 SCHEDULE is a cron expression, "every 10 s" or "at 2026-03-28T00:00:00Z"; FROM, TO and INSTANT are
 ISO 8601 with an offset. Left out, FROM is since when the job is owed by its registration, and TO a
 minute before the last entry. The status is 0 when nothing is wrong, 1 when something is, 2 when a
-file cannot be read or the command is not as above.
+file cannot be read, the history is empty, or the command is not as above.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -188,16 +189,28 @@ def owed_runs(owed: Owed, history: History) -> Iterator[RunKey]:
             raise UsageError(message)
         yield RunKey(owed.job, scheduled_ms)
         scheduled_ms = owed.schedule.after(scheduled_ms)
+    if not count:
+        message = (
+            f"--owed: no scheduled time of {owed.job!r} lies between {iso(from_ms)} and "
+            f"{iso(to_ms)}: give @FROM..TO"
+        )
+        raise UsageError(message)
 
 
 def read(files: Sequence[str], job: Optional[str]) -> History:
+    once: dict[str, str] = {}  # a log that is read twice would look like a doubled run
+    for file in files:
+        once.setdefault(os.path.realpath(file), file)
     try:
-        history = read_history(*files)
+        history = read_history(*once.values())
     except HistoryError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         message = f"{error.filename}: {error.strerror}"
         raise UsageError(message) from error
+    if not history.entries:
+        message = f"the history is empty: no entry in {', '.join(once.values())}"
+        raise UsageError(message)
     if job is None:
         return history
     of_job = tuple(entry for entry in history.entries if entry.job in ("", job))
@@ -235,8 +248,8 @@ def shortened(history: History, report: Report, terms: Terms, limit: int) -> lis
     return found
 
 
-def figures(history: History, report: Report, *, owed: bool) -> list[tuple[str, str, str]]:
-    """Return the rows of the table of totals: a name, a number, a remark."""
+def figures(history: History, report: Report, owed: int) -> list[tuple[str, str, str]]:
+    """Return the rows of the table of totals, where so many runs are owed: name, number, remark."""
     totals = report.totals
     others = totals.faults - totals.doubled - totals.lost
     rows = [
@@ -260,7 +273,8 @@ def figures(history: History, report: Report, *, owed: bool) -> list[tuple[str, 
     lines = [(name, f"{count:,}", text if count else "") for name, count, text in rows]
     lines.append(("", "", ""))
     lines.append(("doubled", f"{totals.doubled:,}", ""))
-    lines.append(("lost", f"{totals.lost:,}" if owed else "-", "" if owed else "--owed asks"))
+    remark = f"of {owed:,} owed" if owed else "--owed asks"
+    lines.append(("lost", f"{totals.lost:,}" if owed else "-", remark))
     if totals.undecided:
         lines.append(("undecided", f"{totals.undecided:,}", "owed, and a lost reply may tell more"))
     lines.append(("other faults", f"{others:,}", ""))
@@ -347,16 +361,15 @@ def judge(options: argparse.Namespace) -> int:
     owed = [owed_of(text, options.timezone) for text in options.owed]
     progress("reading")
     history = read(options.files, options.job)
-    keys = [key for item in owed for key in owed_runs(item, history)]
-    begin_ms = history.entries[0].sent_ms if history.entries else None
-    terms = Terms(history.exact, skew_ms, tuple(keys), until_ms, begin_ms)
+    keys = tuple(dict.fromkeys(key for item in owed for key in owed_runs(item, history)))
+    terms = Terms(history.exact, skew_ms, keys, until_ms, history.entries[0].sent_ms)
     progress(f"judging {len(history.entries):,} entries")
     report = check(history.entries, terms=terms)
     found = shortened(history, report, terms, limit)
     if options.json:
         say_json(as_json(history, report, found, runs=options.runs))
     else:
-        lines = figures(history, report, owed=bool(owed))
+        lines = figures(history, report, len(keys))
         show(lines, report, found, runs=options.runs)
     return FAILED if report.faults else 0
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attack a backend and the engine in simulated histories.
 
-scripts/simulate.py                             500 histories of every profile in turn, in memory
+scripts/simulate.py                             500 histories, the profiles take turns, in memory
 scripts/simulate.py --runs 100000 --processes 2 a campaign
 scripts/simulate.py --backend sqlite            on a real file
 scripts/simulate.py --backend MODULE:FACTORY    on the backend of another author
@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout, not a version that is installed
 sys.path.append(str(Path.cwd()))  # where an author's own backend may be
 
-from leasecron_sync.testing.simulation.campaign import (  # noqa: E402 - see above
+from leasecron_sync.cli.output import one_line  # noqa: E402 - see above
+from leasecron_sync.testing.simulation.campaign import (  # noqa: E402
+    CHUNK,
     Found,
     Tally,
     jobs,
@@ -102,7 +104,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             return replay(given.replay, makers)
         return campaign(given, makers)
     except (StoreError, ValueError, OSError) as error:
-        print(f"simulate: {error}", file=sys.stderr)
+        print(f"simulate: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nsimulate: ended by Ctrl-C", file=sys.stderr)
@@ -161,6 +163,9 @@ def show_profiles() -> int:
 
 
 def show_planted(given: argparse.Namespace) -> int:
+    if given.backend != "memory":
+        message = f"--planted plays in memory: leave out --backend {given.backend}"
+        raise ValueError(message)
     from tests.simulation.planted import Finding, all_planted, look_for  # noqa: PLC0415 - tests
 
     most = given.runs
@@ -204,15 +209,22 @@ def chosen(given: argparse.Namespace, makers: dict[str, MakeStore]) -> list[str]
 def campaign(given: argparse.Namespace, makers: dict[str, MakeStore]) -> int:
     names = chosen(given, makers)
     todo = jobs(given.seed, given.runs, names)
-    if given.verbose and given.runs == 1:
+    if given.verbose:
+        if given.runs != 1:
+            message = "--verbose shows one history: give --runs 1"
+            raise ValueError(message)
         profile = PROFILES[todo[0].profile]
         return show(make_plan(todo[0].seed, profile), makers)
+    if not given.keep.is_dir():
+        message = f"--keep {given.keep}: no such folder, make it or name another"
+        raise ValueError(message)
     total, began_s = Tally(), time.monotonic()
+    chunk_size = 1 if given.fail_fast else CHUNK
     shown: set[str] = set()
     for line in left_out(makers):
         print(f"simulate: {line}", file=sys.stderr)
     try:
-        for tally in play_all(todo, given.backend, given.processes):
+        for tally in play_all(todo, given.backend, given.processes, chunk_size):
             total.merge(tally)
             progress(total, len(todo), time.monotonic() - began_s)
             for found in tally.found:
@@ -272,11 +284,14 @@ def show_found(found: Found, given: argparse.Namespace, makers: dict[str, MakeSt
     if result is None or result.violation is None:
         print("it does not fail again: something but the seed decides, which is a fault by itself")
         return
-    path = given.keep / f"leasecron-{found.profile}-{found.seed}.json"
-    path.write_text(result.plan.as_json(), encoding="utf-8")
     print(f"shortened from {plan.size} parts to {result.plan.size}:")
     show_result(result)
-    print(f"replay: scripts/simulate.py --backend {given.backend} --replay {path}")
+    path = given.keep / f"leasecron-{found.profile}-{found.seed}.json"
+    try:
+        path.write_text(result.plan.as_json(), encoding="utf-8")
+        print(f"replay: scripts/simulate.py --backend {given.backend} --replay {path}")
+    except OSError as error:
+        print(f"it could not be kept: {error}")
     print(
         f"whole:  scripts/simulate.py --backend {given.backend} --profile {found.profile} "
         f"--seed {found.seed} --runs 1 --verbose",
@@ -300,8 +315,22 @@ def show_result(result: Result) -> None:
     print(f"violation: {result.violation}" if result.violation else "no violation")
 
 
+def kept(path: Path) -> Plan:
+    """Return the history that a file holds."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        text = error.strerror
+    except UnicodeDecodeError:
+        text = "this is not a plan of a simulated history: it is no text in UTF-8"
+    except ValueError as error:
+        text = str(error)
+    message = f"--replay {path}: {text}"
+    raise ValueError(message)
+
+
 def replay(path: Path, makers: dict[str, MakeStore]) -> int:
-    plan = from_json(path.read_text(encoding="utf-8"))
+    plan = kept(path)
     if plan.family not in makers:
         message = f"--replay {path}: a history of the {plan.family} family, use another --backend"
         raise ValueError(message)

@@ -12,6 +12,7 @@ from typing import Optional
 
 import pytest
 
+from leasecron_sync.testing.simulation import strands
 from leasecron_sync.testing.simulation.campaign import profiles_for, shortened
 from leasecron_sync.testing.simulation.plan import Plan, from_json
 from leasecron_sync.testing.simulation.planner import plan_of
@@ -149,7 +150,8 @@ def test_planted_faults_that_come_late_exist() -> None:
     [fault for fault in all_planted() if LONG or fault.name not in LATE],
     ids=lambda fault: fault.name,
 )
-def test_a_planted_fault_is_found(fault: Planted) -> None:
+def test_a_planted_fault_is_found(fault: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strands, "STUCK_S", 1.0)  # one of them waits for a lock for so long
     assert any(play_planted(fault, seed) is not None for seed in range(PLANTED_SEEDS)), fault.text
 
 
@@ -260,14 +262,18 @@ def test_a_kept_history_is_played_again(tmp_path: Path) -> None:
         (("--backend", "sqlite", "--family", "claim"), "none of this family"),
         (("--runs", "0"), "at least 1"),
         (("--profile", "sunshine"), "invalid choice"),
-        (("--replay", "/nowhere/plan.json"), "No such file"),
-        (("--replay", str(ROOT / "setup.cfg")), "not a plan"),
+        (("--replay", "/nowhere/plan.json"), "--replay /nowhere/plan.json: No such file"),
+        (("--replay", str(ROOT / "setup.cfg")), "setup.cfg: this is not a plan"),
+        (("--replay", sys.executable), "it is no text in UTF-8"),
+        (("--keep", "/nowhere", "--runs", "1"), "--keep /nowhere: no such folder, make it"),
+        (("--verbose",), "--verbose shows one history: give --runs 1"),
+        (("--planted", "--backend", "sqlite"), "leave out --backend sqlite"),
     ],
 )
 def test_bad_input_gets_one_clear_line(arguments: tuple[str, ...], complaint: str) -> None:
     result = simulate(*arguments)
     assert result.returncode == 2
-    assert complaint in result.stderr
+    assert complaint in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
 
 
@@ -304,7 +310,15 @@ def test_authors_of_other_backends_attack_theirs_with_one_command(
     assert "stores that lose their data are left out" in result.stdout
     if faulty:
         assert "shortened from" in result.stdout
+        assert ", 1 violations" in result.stdout
         kept, *_ = sorted(tmp_path.glob("leasecron-*.json"))
         again = simulate("--backend", "mine:factory", "--replay", str(kept), cwd=tmp_path)
         assert again.returncode == 1
         assert hashlib.sha256(kept.read_bytes()).hexdigest()
+        kept.unlink()
+        kept.mkdir()
+        result = simulate(*arguments, "--keep", str(tmp_path), "--fail-fast", cwd=tmp_path)
+        assert result.returncode == 1
+        assert "it could not be kept: " in result.stdout
+        assert result.stdout.index("what shows it:") < result.stdout.index("it could not be kept")
+        assert "violations:" in result.stdout

@@ -12,7 +12,7 @@ import pytest
 
 from scripts import bench
 from scripts._bench_crew import BenchError, Start
-from scripts._bench_figures import Figure, Scale, Told, percentile
+from scripts._bench_figures import Figure, Scale, Told, compared, percentile
 from scripts._bench_fleet import once_each
 from scripts._bench_stores import KINDS, Floor, Store, TemporarySQLite, store_of
 
@@ -48,6 +48,7 @@ def told(store: Store) -> Told:
         (["nonsense"], "a backend URL starts with a scheme"),
         (["sqlite:///x?y=1"], "takes no parameters"),
         (["--json", "/nowhere/at/all.json"], "its folder does not exist, make it"),
+        (["--json", "/"], "--json / is a folder: name a file"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
@@ -148,6 +149,15 @@ def test_an_interruption_ends_it_quietly(
 def test_a_run_that_is_missing_is_noticed() -> None:
     with pytest.raises(BenchError, match="1 of 2 runs were executed"):
         once_each([Start(0, "job", 1, 1)], 2)
+
+
+def test_figure_floor_and_ratio_tell_the_same() -> None:
+    """One quick round of the store, or of its floor, decides none of them."""
+    figure = compared("claims", [2.0, 0.1, 2.0], [1.0, 1.0, 0.1], "", 100)
+    assert figure.value == "50 a second (20,000 us each)"
+    assert figure.floor == "100 a second"
+    assert figure.ratio == 2
+    assert compared("claims", [1.0], [0.0], "", 1).ratio is None
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

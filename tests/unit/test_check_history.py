@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -188,7 +189,7 @@ def test_owed_runs_without_a_record_are_lost(
     path = saved(tmp_path / "log", histories.plain().outside)
     status, out, err = judged(capsys, path, "--owed", owed)
     assert (status, err) == (1 if lost else 0, "")
-    assert f"lost                   {lost}" in out
+    assert re.search(rf"^lost +{lost}  of [1-9]\d* owed$", out, re.MULTILINE)
     assert out.count("the history holds nothing about it") == lost
 
 
@@ -198,9 +199,17 @@ def test_the_schedule_of_what_is_owed_has_a_zone(
     path = saved(tmp_path / "log", histories.plain().outside)
     owed = "job=14 0 * * *@2023-11-14T22:00:00Z..2023-11-14T23:00:00Z"
     assert judged(capsys, path, "--owed", owed, "--timezone", "Europe/Athens")[0] == 0
-    assert judged(capsys, path, "--owed", owed.replace("14 0", "13 0"))[0] == 0  # none in there
     wrong = owed.replace("14 0", "13 0")
+    assert judged(capsys, path, "--owed", wrong)[0] == 2  # none in there
     assert judged(capsys, path, "--owed", wrong, "--timezone", "Europe/Athens")[0] == 1
+
+
+def test_what_is_owed_is_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path / "log", histories.plain().outside)
+    span = "job=every 60 s@2023-11-14T22:13:00Z..2023-11-14T22:16:00Z"
+    once = judged(capsys, path, "--owed", span)
+    assert "lost                   1  of 4 owed" in once[1]
+    assert judged(capsys, path, "--owed", span, "--owed", span) == once
 
 
 def test_runs_that_must_be_settled_by_now_are_named(
@@ -245,12 +254,23 @@ def test_clocks_that_are_apart_are_forgiven_when_told(
 # -- what is no history ----------------------------------------------------------------------------
 
 
-def test_an_empty_history_is_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, err = judged(capsys, saved(tmp_path / "log", []))
-    assert (status, err) == (0, "")
-    assert "entries                0" in out
-    status, out, _err = judged(capsys, saved(tmp_path / "log", []), "--json")
-    assert json.loads(out)["faults"] == []
+def test_an_empty_history_gets_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path / "log", [])
+    message = f"check_history: the history is empty: no entry in {path}\n"
+    for more in ([], ["--json"], ["--owed", "job=* * * * *"]):
+        assert judged(capsys, path, *more) == (2, "", message)
+
+
+def test_a_log_that_is_named_twice_is_read_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path / "log", histories.plain().outside)
+    (tmp_path / "link").symlink_to(path)
+    once = judged(capsys, path)
+    assert once[0] == 0
+    assert judged(capsys, path, path, str(tmp_path / "link")) == once
 
 
 def test_what_a_killed_process_left_is_counted(
@@ -276,6 +296,10 @@ def test_what_a_killed_process_left_is_counted(
         (["{log}", "--owed", "job=at lunch"], "not in the form of ISO 8601"),
         (["{log}", "--owed", "job=* * * * *@lunch.."], "not in the form of ISO 8601"),
         (["{log}", "--owed", "job=* * * * *@2026-01-01T00:00:00.."], "has no offset"),
+        (
+            ["{log}", "--owed", "job=0 0 1 1 *@2023-11-14T22:13:00Z..2023-11-14T22:16:00Z"],
+            "'job' lies between 2023-11-14T22:13:00Z and 2023-11-14T22:16:00Z: give @FROM..TO",
+        ),
         (["{log}", "--owed", "lunch=* * * * *"], "since when 'lunch' is owed: give @FROM..TO"),
         (["{log}", "--owed", "job=every 1 s@2000-01-01T00:00:00Z.."], "more than 100,000"),
         (["{log}", "--timezone", "Mars", "--owed", "job=* * * * *"], "--owed: "),

@@ -86,6 +86,9 @@ def test_an_entry_is_the_same_when_it_is_read_back() -> None:
     assert json.loads(entry().to_line()) == {"v": 1, "what": "pruned", "at_ms": 5, "sent_ms": 5}
 
 
+OF_RUN = '{"v":1,"at_ms":5,"sent_ms":5,"job":"x","scheduled_ms":1,'
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -104,11 +107,29 @@ def test_an_entry_is_the_same_when_it_is_read_back() -> None:
         ('{"v":1,"what":"pruned","at_ms":5,"sent_ms":5,"size":1}', "no field 'size'"),
         ('{"v":1,"what":"started","at_ms":5,"sent_ms":5,"job":"x"}', "without scheduled_ms"),
         ('{"v":1,"what":"started","at_ms":5,"sent_ms":5,"scheduled_ms":1}', "without job"),
+        (OF_RUN + '"what":"claimed","verdict":"granted"}', "without token"),
+        (OF_RUN + '"what":"claimed","verdict":"granted","window_ms":0}', "without token"),
+        (OF_RUN + '"what":"renewed","verdict":"unknown"}', "without token"),
+        (OF_RUN + '"what":"settling","token":0}', "without token"),
+        (OF_RUN + '"what":"settled","verdict":"refused"}', "without token"),
     ],
 )
 def test_what_is_no_entry_is_refused_and_told(line: str, message: str) -> None:
     with pytest.raises(HistoryError, match=message):
         Entry.from_line(line)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '"what":"claimed","verdict":"granted","window_ms":1}',
+        '"what":"claimed","verdict":"held"}',
+        '"what":"claimed","verdict":"unknown"}',
+        '"what":"started"}',
+    ],
+)
+def test_what_may_be_no_lease_needs_no_token(rest: str) -> None:
+    assert Entry.from_line(OF_RUN + rest).token == 0
 
 
 def test_only_entries_of_runs_have_a_key() -> None:

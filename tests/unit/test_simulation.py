@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,17 +15,26 @@ import pytest
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.errors import OutcomeUnknown
 from leasecron_sync.model import JobStamp
+from leasecron_sync.schedule import jitter_of
+from leasecron_sync.testing import Entry
 from leasecron_sync.testing.simulation import PROFILES, from_json, load, make_plan
-from leasecron_sync.testing.simulation.campaign import Job, Tally, jobs
+from leasecron_sync.testing.simulation.campaign import Job, Tally, jobs, play_all
 from leasecron_sync.testing.simulation.clocks import HostClock, StoreClock, Time
 from leasecron_sync.testing.simulation.dice import Dice
 from leasecron_sync.testing.simulation.happenings import describe
 from leasecron_sync.testing.simulation.plan import Happening, HostPlan, Plan
 from leasecron_sync.testing.simulation.planner import COMMANDS, plan_of
+from leasecron_sync.testing.simulation.play import play
+from leasecron_sync.testing.simulation.rules import RunRules
 from leasecron_sync.testing.simulation.shorten import Shortening
-from leasecron_sync.testing.simulation.stores import StoreError
+from leasecron_sync.testing.simulation.stores import InMemory, StoreError
 from leasecron_sync.testing.simulation.strands import Body, Crew, Gone, on_one_processor
-from leasecron_sync.testing.simulation.violation import KINDS
+from leasecron_sync.testing.simulation.violation import (
+    KINDS,
+    TAKEN_OVER_LATE,
+    WRONG_DUE,
+    Violation,
+)
 from leasecron_sync.testing.simulation.wire import TIMERS
 
 # -- dice ------------------------------------------------------------------------------------------
@@ -242,11 +254,39 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         from_json(text)
 
 
-def test_a_plan_with_an_unknown_field_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("part", "name", "value", "complaint"),
+    [
+        ("hosts", "colour", "red", "a HostPlan has a field 'colour'"),
+        ("hosts", "label", 5, "label is 5 and should be text"),
+        ("hosts", "skew_ms", True, "skew_ms is True and should be a whole number"),
+        ("versions", "jobs", [{}], "a JobPlan has no 'name'"),
+        ("versions", "jobs", "print", "jobs is 'print' and should be a list"),
+        ("", "begin_ms", "x", "begin_ms is 'x' and should be a whole number"),
+        ("", "begin_ms", 1.5, "begin_ms is 1.5 and should be a whole number"),
+        ("", "gentle", 1, "gentle is 1 and should be true or false"),
+        ("", "hosts", [], "it has no host"),
+        ("", "versions", [], "it has no version"),
+        ("", "hosts", ["a"], "'a' is no JSON object"),
+        ("", "hosts", None, "hosts is None and should be a list"),
+        ("", "format", None, "its format is None, and this version reads 1"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_is_told(
+    part: str, name: str, value: object, complaint: str
+) -> None:
     fields = json.loads(plan_of(0, "mild").as_json())
-    fields["hosts"][0]["colour"] = "red"
-    with pytest.raises(ValueError, match="colour"):
+    (fields[part][0] if part else fields)[name] = value
+    with pytest.raises(ValueError, match=re.escape(complaint)):
         from_json(json.dumps(fields))
+
+
+def test_a_plan_without_a_part_is_refused() -> None:
+    fields = json.loads(plan_of(0, "mild").as_json())
+    for name in ("format", "seed", "hosts", "versions"):
+        less = {key: value for key, value in fields.items() if key != name}
+        with pytest.raises(ValueError, match=f"has no '{name}'"):
+            from_json(json.dumps(less))
 
 
 def test_happenings_have_words() -> None:
@@ -364,6 +404,7 @@ def test_a_file_bridges_a_small_step_back_of_its_clock() -> None:
         ("json:__name__", "name a function"),
         ("json:loads", "factory"),
         ("threading:Lock", "factory"),
+        (".x:factory", "cannot be loaded: TypeError"),
     ],
 )
 def test_a_backend_that_cannot_be_simulated_is_named_with_the_reason(
@@ -372,6 +413,78 @@ def test_a_backend_that_cannot_be_simulated_is_named_with_the_reason(
     with pytest.raises(StoreError, match=complaint) as caught:
         load(backend)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [("def factory(:\n", "SyntaxError: "), ("1 / 0\n", "ZeroDivisionError: division by zero")],
+)
+def test_a_module_that_cannot_be_imported_is_told(
+    source: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_broken_backend.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = f"backend 'my_broken_backend:factory' cannot be loaded: {complaint}"
+    with pytest.raises(StoreError, match=re.escape(text)):
+        load("my_broken_backend:factory")
+
+
+class Lasting(InMemory):
+    """A store that cannot lose its data."""
+
+    empties = False
+
+
+@pytest.mark.parametrize(("make_store", "number"), [(InMemory, 1), (Lasting, 0)])
+def test_losses_of_data_are_counted_where_they_happen(
+    make_store: type[InMemory], number: int
+) -> None:
+    plan = replace(
+        plan_of(1, "mild"),
+        happenings=(Happening(2_000, "emptied", ms=500, then_ms=100),),
+        faults=(),
+    )
+    result = play(plan, make_store, verbose=True)
+    assert result.violation is None
+    assert result.counts.get("emptied", 0) == number
+    assert any("the store loses its data" in line for line in result.timeline) is bool(number)
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def judged(attempt: int) -> list[Violation]:
+    """Return what the rules say to the first grant that they see of a run."""
+    found: list[Violation] = []
+    plan = plan_of(1, "mild")
+    job = plan.versions[0].jobs[0]
+    scheduled_ms = plan.begin_ms // 60_000 * 60_000 + 60_000
+    due_ms = scheduled_ms + jitter_of(job.name, scheduled_ms, job.jitter_ms)
+    at_ms = due_ms + 500
+    entry = Entry(
+        "claimed", at_ms, at_ms, "a", job=job.name, scheduled_ms=scheduled_ms, due_ms=due_ms,
+        token=at_ms, attempt=attempt, left_ms=3_000, verdict="granted", overlap="skip",
+    )  # fmt: skip
+    process: Any = SimpleNamespace(
+        version=plan.versions[0], started_ms=0, expects_ms=0, blind_ms=0, unheard_before=set()
+    )
+    rules = RunRules(plan, found.append)
+    rules.claimed(entry, process)
+    rules.claimed(entry._replace(due_ms=due_ms + 1, scheduled_ms=scheduled_ms + 60_000), process)
+    return found
+
+
+def test_a_lease_that_nobody_saw_is_not_taken_over_late() -> None:
+    assert TAKEN_OVER_LATE not in {violation.kind for violation in judged(attempt=2)}
+
+
+def test_violations_name_a_run_as_the_checker_does() -> None:
+    text = next(str(item) for item in judged(attempt=1) if item.kind == WRONG_DUE)
+    assert re.fullmatch(
+        r"claimed with a wrong due time: a: '\w+' \S+T\S+Z: claimed as due at \S+T\S+Z, "
+        r"not \S+T\S+Z",
+        text,
+    )
 
 
 # -- campaigns -------------------------------------------------------------------------------------
@@ -384,6 +497,11 @@ def test_profiles_take_turns_and_those_with_more_weight_more_of_them() -> None:
     for name, profile in PROFILES.items():
         assert sum(job.profile == name for job in todo) == profile.weight
     assert jobs(7, 2, ["pruning"]) == [Job(7, "pruning"), Job(8, "pruning")]
+
+
+def test_a_campaign_that_ends_at_the_first_violation_is_told_of_each_history() -> None:
+    tallies = play_all(jobs(0, 3, ["mild"]), "memory", chunk_size=1)
+    assert [tally.number for tally in tallies] == [1, 1, 1]
 
 
 def test_tallies_are_added_up() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Optional, Union, cast
 
-from leasecron_sync.model import RunKey
+from leasecron_sync.model import RunKey, Verdict
 
 FORMAT: Final = 1
 """Number of the format of a line."""
@@ -231,12 +231,21 @@ def _check(found: dict[str, Any]) -> None:
     missing = [name for name in ("what", "at_ms", "sent_ms") if name not in found]
     if found.get("what") in _OF_RUNS:
         missing += [name for name in ("job", "scheduled_ms") if found.get(name) in (None, "")]
+    if _has_token(found) and not found.get("token"):
+        missing.append("token")
     if missing:
         message = f"an entry without {missing[0]}"
         raise HistoryError(message)
     if found["what"] not in KINDS:
         message = f"what is {found['what']!r} and should be one of {', '.join(sorted(KINDS))}"
         raise HistoryError(message)
+
+
+def _has_token(found: dict[str, Any]) -> bool:
+    """Tell whether an entry can only be about a lease, which has a token."""
+    if found.get("what") == CLAIMED:
+        return found.get("verdict") == Verdict.GRANTED.value and not found.get("window_ms")
+    return found.get("what") in {RENEWED, SETTLING, SETTLED}
 
 
 _KIND_NAMES: Final = {int: "a whole number", bool: "true or false", str: "text"}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from multiprocessing.pool import Pool
 
 CHUNK = 20
-"""Histories that one process plays before it reports."""
+"""Histories that one process plays before it reports, unless asked otherwise."""
 
 
 class Job(NamedTuple):
@@ -116,15 +116,20 @@ def play_one(job: Job, makers: dict[str, MakeStore], *, verbose: bool = False) -
     return play(make_plan(job.seed, profile), makers[profile.family], verbose=verbose)
 
 
-def play_all(todo: Sequence[Job], backend: str, processes: int = 1) -> Iterator[Tally]:
+def play_all(
+    todo: Sequence[Job], backend: str, processes: int = 1, chunk_size: int = CHUNK
+) -> Iterator[Tally]:
     """Play histories; yield what came of them, a few at a time.
 
     Args:
         todo: The histories.
         backend: See ``stores.load``.
         processes: How many processes play.
+        chunk_size: Histories that one process plays before it reports.
     """
-    chunks = [(todo[place : place + CHUNK], backend) for place in range(0, len(todo), CHUNK)]
+    chunks = [
+        (todo[place : place + chunk_size], backend) for place in range(0, len(todo), chunk_size)
+    ]
     if processes == 1:
         for chunk in chunks:
             yield _play_chunk(chunk)

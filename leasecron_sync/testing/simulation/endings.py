@@ -12,6 +12,7 @@ from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.model import RunKey
 from leasecron_sync.options import SKEW_WARNING_MS
 from leasecron_sync.schedule import jitter_of
+from leasecron_sync.testing.history._ledger import instant, named
 from leasecron_sync.testing.history._runs import Standing, standing
 from leasecron_sync.testing.history.faults import LEFT_UNSETTLED, LOST, NOT_TOLD
 from leasecron_sync.testing.simulation.machine import Process
@@ -91,7 +92,7 @@ def _unsettled(stage: Stage, version: Version, end_ms: int) -> Iterator[Violatio
         known = version.job(run.key.job) is not None
         if known and run.began_ms < end_ms and standing(run, read=False) is Standing.UNSETTLED:
             entries = tuple(grant.entry for grant in run.grants)
-            yield Violation(LEFT_UNSETTLED, f"{run.key}", entries)
+            yield Violation(LEFT_UNSETTLED, named(run.key), entries)
 
 
 def _lost(stage: Stage, version: Version, end_ms: int) -> Iterator[Violation]:
@@ -104,7 +105,8 @@ def _lost(stage: Stage, version: Version, end_ms: int) -> Iterator[Violation]:
             key = RunKey(job.name, scheduled_ms)
             due_ms = scheduled_ms + jitter_of(job.name, scheduled_ms, job.jitter_ms)
             if due_ms < end_ms and stage.watcher.standing(key) is Standing.UNHEARD:
-                yield Violation(LOST, f"{key}, owed from {owed_from_ms}, has no record")
+                text = f"{named(key)}, owed from {instant(owed_from_ms)} on, has no record"
+                yield Violation(LOST, text)
 
 
 def times(job: JobPlan, from_ms: int, to_ms: int) -> range:
@@ -136,7 +138,7 @@ def _not_told(stage: Stage, end_ms: int) -> Iterator[Violation]:
         if entry is None or won.forgotten or won.key in told or won.key.job not in kept:
             continue
         if (entry.due_ms or 0) < end_ms:
-            yield Violation(NOT_TOLD, f"{won.key}", (entry,))
+            yield Violation(NOT_TOLD, named(won.key), (entry,))
 
 
 def _inside(stage: Stage, process: Process, end_ms: int) -> Iterator[Violation]:
@@ -150,11 +152,11 @@ def _inside(stage: Stage, process: Process, end_ms: int) -> Iterator[Violation]:
         yield Violation(STILL_DOWN, f"{name} has lanes that fail")
     for live in manual._runtime.runs():
         if live.key.scheduled_ms + live.job.options.jitter_ms < end_ms:
-            yield Violation(STILL_RUNNING, f"{name} still has {live.key}")
+            yield Violation(STILL_RUNNING, f"{name} still has {named(live.key)}")
     wanted = list(loop._backlog._items.values())
-    old = [item.key for item in wanted if item.due_ms < end_ms]
+    old = [named(item.key) for item in wanted if item.due_ms < end_ms]
     if old:
-        yield Violation(STILL_WANTED, f"{name} has {old}")
+        yield Violation(STILL_WANTED, f"{name} has {', '.join(old)}")
     now_ms = stage.store.now_ms()
     sizes = {
         "backlog": len([item for item in wanted if item.due_ms <= now_ms]),
@@ -229,7 +231,7 @@ def records_differ(stage: Stage) -> Iterator[Violation]:
             continue  # there was none, or it was pruned
         if record is None or (state and record.state.value != state):
             found = "no record" if record is None else record.state.value
-            text = f"{run.key} was {state or 'granted'}, and the store has {found}"
+            text = f"{named(run.key)} was {state or 'granted'}, and the store has {found}"
             yield Violation(RECORD_DIFFERS, text)
 
 
@@ -248,9 +250,10 @@ def missed_untold(stage: Stage, end_ms: int) -> Iterator[Violation]:
     for job in first.jobs:
         owed_from_ms = stage.watcher.owed_from_ms(job.name) or end_ms
         for ms in times(job, owed_from_ms + SKEW_WARNING_MS, end_ms - job.jitter_ms):
-            heard = stage.watcher.standing(RunKey(job.name, ms)) is not Standing.UNHEARD
+            key = RunKey(job.name, ms)
+            heard = stage.watcher.standing(key) is not Standing.UNHEARD
             if not heard and not any(a <= ms <= b for a, b in told.get(job.name, ())):
-                yield Violation(NOT_REPORTED, f"{job.name} at {ms}")
+                yield Violation(NOT_REPORTED, named(key))
 
 
 def attempts_lost(stage: Stage) -> Iterator[Violation]:
@@ -259,4 +262,4 @@ def attempts_lost(stage: Stage) -> Iterator[Violation]:
     for run in stage.watcher.runs():
         for grant in run.grants[:-1]:
             if grant.accepted is None and run.key.job not in limited:
-                yield Violation(ATTEMPT_LOST, f"attempt {grant.attempt} of {run.key}")
+                yield Violation(ATTEMPT_LOST, f"attempt {grant.attempt} of {named(run.key)}")

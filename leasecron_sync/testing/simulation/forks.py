@@ -14,6 +14,7 @@ from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.runtime import LiveRun
 from leasecron_sync.engine.worker import execute
 from leasecron_sync.run import LeaseRun, Run, RunControl
+from leasecron_sync.testing.history._ledger import named
 from leasecron_sync.testing.simulation.machine import CHILD, NEVER_MS, Strand
 from leasecron_sync.testing.simulation.stage import Stage
 from leasecron_sync.testing.simulation.strands import Gone
@@ -57,7 +58,7 @@ def go_on_in_child(stage: Stage, strand: Strand) -> None:
     except BaseException:  # noqa: BLE001 - what the handler raised goes on, and ends the child
         stage.counts["children that raised"] += 1
     if live.done:
-        text = f"{strand.process.name}: a forked child ended {live.key}"
+        text = f"{strand.process.name}: a forked child ended {named(live.key)}"
         stage.watcher.report(Violation(CHILD_GOES_ON, text))
 
 

@@ -8,9 +8,9 @@ Instants are milliseconds since the history began.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Optional
+import reprlib
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Final, Optional, cast
 
 FORMAT = 1
 """Number of the form in which plans are written to files."""
@@ -218,33 +218,68 @@ def from_json(text: str) -> Plan:
         ValueError: It is not one.
     """
     try:
-        fields = json.loads(text)
-        version = fields.pop("format")
-        plan = _plan_of(fields) if version == FORMAT else None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return _plan_of(json.loads(text))
+    except ValueError as error:
         message = f"this is not a plan of a simulated history: {error}"
         raise ValueError(message) from error
-    if plan is None:
-        message = f"a plan of a simulated history in format {version!r}, not {FORMAT}"
+
+
+_PARTS: Final[dict[str, type[Any]]] = {
+    "hosts": HostPlan,
+    "versions": Version,
+    "jobs": JobPlan,
+    "happenings": Happening,
+    "faults": MessageFault,
+    "behaviours": Behaviour,
+}
+_TYPES: Final[dict[Any, tuple[str, tuple[type[Any], ...]]]] = {
+    "int": ("a whole number", (int,)),
+    "Optional[int]": ("a whole number or null", (int, type(None))),
+    "bool": ("true or false", (bool,)),
+    "str": ("text", (str,)),
+}
+
+
+def _plan_of(loaded: object) -> Plan:
+    values = _object(loaded)
+    if "format" not in values:
+        message = "it has no 'format'"
         raise ValueError(message)
+    version = values.pop("format")
+    if version != FORMAT:
+        message = f"its format is {version!r}, and this version reads {FORMAT}"
+        raise ValueError(message)
+    plan: Plan = _made(Plan, values)
+    for name, parts in (("host", plan.hosts), ("version", plan.versions)):
+        if not parts:
+            message = f"it has no {name}"
+            raise ValueError(message)
     return plan
 
 
-def _plan_of(fields: Mapping[str, Any]) -> Plan:
-    def parts(name: str, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - one of the classes above
-        return tuple(kind(**item) for item in fields.get(name, ()))
+def _made(kind: type[Any], loaded: object) -> Any:  # noqa: ANN401 - one of that kind
+    """Return a part of a plan whose fields all are what its class says."""
+    values = _object(loaded)
+    known = {item.name: item for item in fields(kind)}
+    for name, item in known.items():
+        if item.default is MISSING and name not in values:
+            message = f"a {kind.__name__} has no {name!r}"
+            raise ValueError(message)
+    for name, value in values.items():
+        if name not in known:
+            message = f"a {kind.__name__} has a field {name!r}, which this version does not know"
+            raise ValueError(message)
+        words, types = _TYPES.get(known[name].type, ("a list", (list,)))
+        if type(value) not in types:
+            message = f"{name} is {reprlib.repr(value)} and should be {words}"
+            raise ValueError(message)
+        if name in _PARTS:
+            values[name] = tuple(_made(_PARTS[name], item) for item in value)
+    return kind(**values)
 
-    def version(item: dict[str, Any]) -> Version:
-        values: dict[str, Any] = {**item, "jobs": tuple(JobPlan(**job) for job in item["jobs"])}
-        return Version(**values)
 
-    versions = tuple(version(item) for item in fields["versions"])
-    made: dict[str, Any] = {
-        **fields,
-        "versions": versions,
-        "hosts": parts("hosts", HostPlan),
-        "happenings": parts("happenings", Happening),
-        "faults": parts("faults", MessageFault),
-        "behaviours": parts("behaviours", Behaviour),
-    }
-    return Plan(**made)
+def _object(loaded: object) -> dict[str, Any]:
+    if not isinstance(loaded, dict):
+        message = f"{reprlib.repr(loaded)} is no JSON object"
+        raise ValueError(message)  # noqa: TRY004 - whoever wrote the file made the mistake
+    return dict(cast("dict[str, Any]", loaded))

@@ -25,6 +25,7 @@ from leasecron_sync.model import (
 from leasecron_sync.options import ON_TIME_MS
 from leasecron_sync.protocol.transition import FREE_HAND_OVERS, MAX_RETRY_DELAY_MS
 from leasecron_sync.schedule import fingerprint, jitter_of
+from leasecron_sync.testing.history._ledger import instant, named
 from leasecron_sync.testing.history.entry import ACCEPTED, Entry
 from leasecron_sync.testing.simulation import violation as kinds
 from leasecron_sync.testing.simulation.machine import Process
@@ -113,7 +114,7 @@ class RunRules:
             run.back = True
 
     def _accuse(self, kind: str, entry: Entry, text: str) -> None:
-        about = entry.job if entry.scheduled_ms is None else f"{entry.key}"
+        about = repr(entry.job) if entry.scheduled_ms is None else named(entry.key)
         self._report(Violation(kind, f"{entry.instance}: {about}: {text}", (entry,)))
 
     # -- register ------------------------------------------------------------------------------
@@ -123,7 +124,8 @@ class RunRules:
         known, now_ms = (stamp.job, stamp.fingerprint), standing.store_ms
         date_ms = self._dates[known] = min(self._dates.get(known, now_ms), now_ms)
         if standing.owed_from_ms != date_ms:
-            text = f"{stamp.job} is owed since {standing.owed_from_ms}, and should be {date_ms}"
+            since = instant(standing.owed_from_ms)
+            text = f"{stamp.job!r} is owed since {since}, and should be since {instant(date_ms)}"
             self._report(Violation(kinds.OWED_DATE, text))
 
     # -- claims --------------------------------------------------------------------------------
@@ -166,7 +168,9 @@ class RunRules:
                 if not key.scheduled_ms % (job.period_s * 1_000)
             )
         if entry.due_ms not in right:
-            self._accuse(kinds.WRONG_DUE, entry, f"claimed as due at {entry.due_ms}, not {right}")
+            wanted = " or ".join(instant(ms) for ms in sorted(right)) or "at any time"
+            text = f"claimed as due at {instant(entry.due_ms or 0)}, not {wanted}"
+            self._accuse(kinds.WRONG_DUE, entry, text)
 
     def _judge_wish(
         self, entry: Entry, run: _Run, process: Process, job: Optional[JobPlan]
@@ -220,12 +224,13 @@ class RunRules:
             return
         for key, until_ms in self._waiting.get(entry.job, {}).items():
             if key.scheduled_ms < entry.key.scheduled_ms and until_ms <= entry.at_ms:
-                self._accuse(kinds.YOUNGER_FIRST, entry, f"granted before {key}, which is due")
+                text = f"granted before {named(key)}, which is due"
+                self._accuse(kinds.YOUNGER_FIRST, entry, text)
 
     def _judge_next(self, entry: Entry, run: _Run) -> None:
         """A takeover comes in its window, a retry after its wait."""
         over_ms = entry.at_ms - run.until_ms
-        if run.back:
+        if run.back or not run.until_ms:
             return
         if over_ms > self._takeover_ms(entry.job, max):
             self._accuse(kinds.TAKEN_OVER_LATE, entry, f"taken over {over_ms} ms late")
@@ -259,7 +264,8 @@ class RunRules:
             and not entry.key.scheduled_ms % (period_s * 1_000)
         ]
         if since_ms and due_ms < min(since_ms) - SLACK_MS:
-            self._accuse(kinds.OWED_TOO_MUCH, entry, f"it is owed from {min(since_ms)} on")
+            since = instant(min(since_ms))
+            self._accuse(kinds.OWED_TOO_MUCH, entry, f"it is owed from {since} on")
 
     # -- settled by the store ------------------------------------------------------------------
 

@@ -258,8 +258,8 @@ def load(backend: str) -> dict[str, MakeStore]:
         raise StoreError(message)
     try:
         factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        message = f"backend {backend!r} cannot be loaded: {error}"
+    except Exception as error:
+        message = f"backend {backend!r} cannot be loaded: {type(error).__name__}: {error}"
         raise StoreError(message) from error
     if not callable(factory):
         message = f"backend {backend!r} is {factory!r}: name a function of (name, clock)"

@@ -13,6 +13,7 @@ from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.model import JobStamp, JobStanding, LeaseRef, RunKey, Verdict
 from leasecron_sync.run import LeaseRun, Run
 from leasecron_sync.testing.clock import ManualClock
+from leasecron_sync.testing.history._ledger import named
 from leasecron_sync.testing.history._runs import RunBook, Standing, standing
 from leasecron_sync.testing.history.checker import Checker
 from leasecron_sync.testing.history.entry import (
@@ -203,7 +204,7 @@ class Watcher:
         alone = job is not None and not job.overlap
         for other in process.handlers:
             if other == key or (alone and other.job == key.job):
-                text = f"{process.name}: {key} beside {other}"
+                text = f"{process.name}: {named(key)} beside {named(other)}"
                 self.report(Violation(BESIDE_OWN, text))
 
     def watch(self, process: Process) -> None:
@@ -217,7 +218,8 @@ class Watcher:
             trusted_ms = control.trusted_until_ms - process.host.clock.steady_ms()
             left_ms = self._left_ms(lease.ref)
             if left_ms is not None and trusted_ms > left_ms:
-                text = f"{process.name} trusts {lease.ref} for {trusted_ms} ms, left are {left_ms}"
+                about = f"{named(lease.ref.key)}, token {lease.ref.token}"
+                text = f"{process.name} trusts {about}, for {trusted_ms} ms, left are {left_ms}"
                 self.report(Violation(TRUST_TOO_LONG, text))
 
     def _left_ms(self, ref: LeaseRef) -> Optional[int]:

@@ -10,6 +10,7 @@ import functools
 from typing import Callable, Final, Optional
 
 from leasecron_sync.errors import StoreError
+from leasecron_sync.testing.history._ledger import named
 from leasecron_sync.testing.simulation import forks, happenings
 from leasecron_sync.testing.simulation.application import Application
 from leasecron_sync.testing.simulation.dice import Dice
@@ -182,7 +183,7 @@ class World(Stage):
         for run in process.manual.runs:
             if run not in known:
                 if process.strand(STOP) is not None:
-                    text = f"{process.name} starts {run.run._key}"
+                    text = f"{process.name} starts {named(run.run._key)}"
                     self.watcher.report(Violation(STARTS_STOPPING, text))
                 at_ms = self.time.now_ms + self._application.lateness_ms(run.run)
                 process.works += 1
