@@ -197,6 +197,9 @@ class EventHub:
             except RuntimeError as error:  # the interpreter is ending
                 _logger.debug("no thread for listeners error=%r", str(error))
                 return
+            except BaseException:  # a signal's exception: the thread may have begun all the same
+                waiting.put(None)
+                raise
             self._queue, self._thread = waiting, thread
 
     def _deliver(self, waiting: queue.Queue[Optional[Event]]) -> None:

@@ -350,7 +350,9 @@ def _number(on: str, name: str, value: object) -> int:
     assert spec.high is not None
     if not spec.low <= value <= spec.high:
         unit = " (milliseconds)" if name.endswith("_ms") else ""
-        message = f"{name} must be from {spec.low:,} to {spec.high:,}, not {value:,}{unit}"
+        # Python does not write out numbers of thousands of digits.
+        given = f"{value:,}{unit}" if abs(value) < 10**30 else "one of more than 30 digits"
+        message = f"{name} must be from {spec.low:,} to {spec.high:,}, not {given}"
         raise ValueError(message)
     return value
 

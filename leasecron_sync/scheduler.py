@@ -483,7 +483,8 @@ class Scheduler(Generic[B_co]):
         one warning, and it is tried again for as long as it takes.
 
         Raises:
-            SchedulerStateError: It is started already, or threads can't be started here.
+            SchedulerStateError: It is started already, or a stop is not through, for which this
+                does not wait; or threads can't be started here.
             StoreUnsupported: The store can't do what is asked of it.
             MissingDependency: The backend's client package is not installed.
         """

@@ -233,10 +233,15 @@ def prune(tables: Tables, older_than_ms: int, limit: int, now_ms: int) -> Pruned
     for key in keys:
         scheduled.setdefault(key.job, []).append(key.scheduled_ms)
     for name, times in scheduled.items():
-        job = tables.job(name) or JobRecord(name)
-        if job.pruned_to_ms is None or job.pruned_to_ms < max(times):
-            tables.put_job(replace(job, pruned_to_ms=max(times)))
-        before = tables.pruned(name)
+        try:
+            job = tables.job(name) or JobRecord(name)
+            if job.pruned_to_ms is None or job.pruned_to_ms < max(times):
+                tables.put_job(replace(job, pruned_to_ms=max(times)))
+            before = tables.pruned(name)  # after that: what is noted holds where these are damaged
+        except StoreRejected as error:
+            # What cannot be noted is not granted again either (CALL-5).
+            _logger.debug("what is pruned of a job is not noted error=%r", str(error))
+            continue
         after = with_pruned(before, times, older_than_ms)
         if after != before:
             tables.put_pruned(name, after)

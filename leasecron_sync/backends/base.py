@@ -179,8 +179,9 @@ class LeaseBackend(Backend):
     def prune(self, older_than_ms: int, limit: int) -> Pruned:
         """Delete settled runs whose scheduled time is at least ``older_than_ms`` ago, by its clock.
 
-        Raises the job's ``pruned_to_ms`` to the newest scheduled time deleted. Settles first, as
-        failed (abandoned), what lapsed or has waited longer than that.
+        Raises the job's ``pruned_to_ms`` to the newest scheduled time deleted, and remembers what
+        was deleted in a few spans (``protocol.transition.with_pruned``). Settles first, as failed
+        (abandoned), what lapsed or has waited longer than that.
 
         Returns:
             How many records were deleted, at most ``limit``, and which runs were abandoned.

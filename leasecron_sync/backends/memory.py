@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, ClassVar, Optional
 
@@ -67,8 +67,9 @@ class MemoryTables:
         return sorted(keys, key=lambda key: (key.scheduled_ms, key.job))[:limit]
 
     def states(self, span: JobSpan) -> Mapping[int, RunState]:
-        runs = self.runs.get(span.job, {})
-        return {ms: runs[ms].state for ms in sorted(runs) if span.from_ms <= ms <= span.to_ms}
+        runs, order = self.runs.get(span.job, {}), self._order.get(span.job, [])
+        known = order[bisect_left(order, span.from_ms) : bisect_right(order, span.to_ms)]
+        return {ms: runs[ms].state for ms in known}
 
     def newest(self, job: str, until_ms: int) -> Optional[int]:
         order = self._order.get(job, [])

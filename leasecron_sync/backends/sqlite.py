@@ -106,13 +106,14 @@ class SQLiteLease(LeaseBackend):
         close_before_forks(self)
 
     def lanes(self) -> tuple[Lane, ...]:
-        """Return the connections: one for the timer, the heartbeat and settlements each."""
-        return self._timer_lane, self._renew_lane, self._settle_lane
+        """Return the connections: for the timer, the heartbeat, settlements, and who looks on."""
+        return self._timer_lane, self._renew_lane, self._settle_lane, self._people_lane
 
     def _make_lanes(self) -> None:
         self._timer_lane = Lane()
         self._renew_lane = Lane()
         self._settle_lane = Lane()
+        self._people_lane = Lane()
         what = f"settling in the SQLite file {self._path!r}"
         self._settlements: Group[tuple[LeaseRef, Settlement], SettleReply] = Group(
             self._settle_all, _clock, what
@@ -200,15 +201,14 @@ class SQLiteLease(LeaseBackend):
         return self._read(lambda tables, _now_ms: [tables.states(span) for span in spans])
 
     def history(self, job: Optional[str], limit: int) -> Sequence[RunRecord]:
-        return self._read(lambda tables, _now_ms: tables.history(job, limit))
+        return self._read(lambda tables, _now_ms: tables.history(job, limit), self._people_lane)
 
     def jobs(self, limit: int) -> Sequence[JobSummary]:
-        return self._read(lambda tables, _now_ms: tables.summaries(limit))
+        return self._read(lambda tables, _now_ms: tables.summaries(limit), self._people_lane)
 
     def prune(self, older_than_ms: int, limit: int) -> Pruned:
         return self._write(
-            self._timer_lane,
-            lambda tables, now_ms: _local.prune(tables, older_than_ms, limit, now_ms),
+            self._timer_lane, lambda tables, now: _local.prune(tables, older_than_ms, limit, now)
         )
 
     # -- one step of the store -----------------------------------------------------------------
@@ -222,8 +222,8 @@ class SQLiteLease(LeaseBackend):
     def _write(self, lane: Lane, work: Callable[[SQLiteTables, int], T]) -> T:
         return self._step(lane, work, self._deadline_ms(), begin=WRITE)
 
-    def _read(self, work: Callable[[SQLiteTables, int], T]) -> T:
-        return self._step(self._timer_lane, work, self._deadline_ms(), begin=READ)
+    def _read(self, work: Callable[[SQLiteTables, int], T], lane: Optional[Lane] = None) -> T:
+        return self._step(lane or self._timer_lane, work, self._deadline_ms(), begin=READ)
 
     def _deadline_ms(self) -> int:
         return _clock.steady_ms() + self._opened().call_timeout_ms

@@ -15,6 +15,9 @@ MAX_SPANS = 8
 POP_LIMIT = 250
 """Times looked at in one go, so that the first of many that come together are not held up."""
 
+SLACK = 256
+"""So many entries of removed jobs may stay in the heap, besides as many as there are others."""
+
 
 class Due(NamedTuple):
     """A scheduled time whose due time has come."""
@@ -132,6 +135,7 @@ class Agenda:
         self._keep_ms = keep_ms
         self._in_order = in_order
         self._heap: list[_Entry] = []
+        self._trim_at = SLACK
         self._plans: dict[str, _Plan] = {}
         self._order = 0
 
@@ -163,17 +167,20 @@ class Agenda:
             now_ms: The wall clock.
             undecided: Runs that were handed out under the wrong clock and came to nothing.
         """
-        for key in undecided:
-            plan = self._plans.get(key.job)
-            if plan is not None:
-                plan.release(key.scheduled_ms)
+        waiting = [(plan, ms) for plan in self._plans.values() for ms in sorted(plan.jittering)]
+        waiting += [
+            (self._plans[key.job], key.scheduled_ms) for key in undecided if key.job in self._plans
+        ]
+        for plan, scheduled_ms in waiting:
+            plan.release(scheduled_ms)
         self._heap.clear()
         for plan in self._plans.values():
-            for scheduled_ms in plan.jittering:
-                plan.release(scheduled_ms)
             plan.jittering.clear()
             plan.begin_span = True
             self._place(plan, now_ms)
+        for plan, scheduled_ms in waiting:
+            if scheduled_ms <= now_ms:  # it has come, and its jitter is not over
+                self.expect(plan.job, scheduled_ms)
 
     def next_ms(self) -> Optional[int]:
         """Return the instant at which something may come due."""
@@ -184,7 +191,7 @@ class Agenda:
     def coming(self) -> dict[str, int]:
         """Return each job's next scheduled time."""
         found: dict[str, int] = {}
-        for entry in self._heap:
+        for entry in list(self._heap):  # a copy in one step: any thread may ask
             if self._current(entry):
                 name = entry.plan.job.name
                 found[name] = min(found.get(name, entry.scheduled_ms), entry.scheduled_ms)
@@ -241,6 +248,9 @@ class Agenda:
             at_ms = max(plan.job.due_ms(ms) for ms in before)
             self._push_jittering(plan, scheduled_ms, at_ms)
         elif now_ms - due_ms > self._keep_ms:
+            # Not handed out: the clock may be wrong, and the time still to come.
+            plan.release(scheduled_ms)
+            plan.begin_span = True
             gaps.append(Gap(plan.job, scheduled_ms, scheduled_ms + 1))
         else:
             due.append(Due(plan.job, scheduled_ms, due_ms))
@@ -260,3 +270,7 @@ class Agenda:
     def _push(self, at_ms: int, plan: _Plan, scheduled_ms: int, *, nominal: bool) -> None:
         self._order += 1
         heapq.heappush(self._heap, _Entry(at_ms, self._order, plan, scheduled_ms, nominal))
+        if len(self._heap) > self._trim_at:
+            self._heap = [entry for entry in self._heap if self._current(entry)]
+            heapq.heapify(self._heap)
+            self._trim_at = 2 * len(self._heap) + SLACK

@@ -65,6 +65,8 @@ class Claims:
             assert isinstance(context.backend, ClaimBackend)
             self._claimer = OnceClaimer(context, context.backend)
         self._unanswered: list[Candidate] = []
+        self.looked_ms = 0
+        """Steady time of the newest look at what may be asked for."""
         self.asked = False
         """True when the newest step made a call, and it was answered."""
         self.far_ms: Optional[int] = None
@@ -77,7 +79,7 @@ class Claims:
             StoreError: There is no answer.
         """
         context, plans, asker = self._context, self._plans, self._asker()
-        self.asked, self.far_ms = False, None
+        self.asked, self.far_ms, self.looked_ms = False, None, asker.steady_ms
         with plans.lock:
             chosen = self._again(asker) or pick(plans.backlog.offers(asker), asker)
             for item in list(chosen.candidates):

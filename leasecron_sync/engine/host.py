@@ -117,7 +117,9 @@ def is_ending() -> bool:
     From Python 3.12 on no thread can be started then.
     """
     main = threading.main_thread()
-    if main.is_alive():
+    # Where Python is embedded, its main thread is whichever imported `threading` first, and may end
+    # long before the interpreter does.
+    if main.is_alive() or not getattr(threading, "_SHUTTING_DOWN", True):
         return False
     return all(thread is main or thread.daemon for thread in threading.enumerate())
 

@@ -2,7 +2,8 @@
 
 Every combination has one meaning:
 
-- start twice: ``SchedulerStateError``; start after stop: a new start with a new instance id;
+- start twice, or beside a stop: ``SchedulerStateError`` at once; start after stop: a new start with
+  a new instance id;
 - stop before start, stop twice: nothing; two threads stop: the second waits for the first;
 - stop during start (a signal handler): the start is finished, then stopped at once;
 - stop from a handler, a listener or another thread of the scheduler: a thread of its own does it,
@@ -115,10 +116,9 @@ class Lifecycle:
             MissingDependency: The backend's client package is not installed.
             ValueError: The claim window is longer than the backend can keep.
         """
+        self._refuse_unless_stopped()  # at once, not when a stop under way is through
         with self._lock:
-            if self.state is not State.STOPPED:
-                message = f"this scheduler is {self.state.value} already: call stop() first"
-                raise SchedulerStateError(message)
+            self._refuse_unless_stopped()
             if defer_to_workers(lambda: self.start(jobs)):
                 return
             self.state = State.STARTING
@@ -139,6 +139,12 @@ class Lifecycle:
         if stop_asked:
             self.stop(0.0)
 
+    def _refuse_unless_stopped(self) -> None:
+        state = self.state
+        if state is not State.STOPPED:
+            message = f"this scheduler is {state.value} already: call stop() first"
+            raise SchedulerStateError(message)
+
     def _start(self, jobs: list[Job]) -> None:
         instance_id = os.urandom(6).hex()
         self._backend.open(
@@ -153,8 +159,8 @@ class Lifecycle:
             runtime=self.runtime,
             spawn=spawn,
         )
-        self._hub.start()
         try:
+            self._hub.start()
             self._probe(context)
             started = Started(context, jobs)
         except BaseException:
@@ -162,11 +168,13 @@ class Lifecycle:
             raise
         try:
             started.start()
-        except RuntimeError as error:
+        except BaseException as error:  # also a signal's exception: nothing goes on behind its back
             context.stopping.set()
             started.end_beats()
             started.timer_thread.wake()
             self._hub.stop(JOIN_S)
+            if not isinstance(error, RuntimeError):
+                raise
             message = f"the threads of the scheduler could not be started: {error}"
             raise SchedulerStateError(message) from error
         self.started = started

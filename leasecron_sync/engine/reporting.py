@@ -83,17 +83,22 @@ class Reporter:
             Whether one of them is unsettled in the store.
         """
         items = [item for item in items if item.origin is not Origin.UNSETTLED]
-        states = {} if down else self._states(items[:PENDING_LIMIT])
+        states: dict[RunKey, RunState] = {}
+        for start in range(0, 0 if down else len(items), PENDING_LIMIT):
+            found = self._states(items[start : start + PENDING_LIMIT])
+            if found is None:
+                break
+            states.update(found)
         for item in items:
             if item.key not in states:
                 item.refused = item.refused or down
                 self.missed(item, item.missed_for())
         return any(not state.settled for state in states.values())
 
-    def _states(self, items: list[Candidate]) -> dict[RunKey, RunState]:
+    def _states(self, items: list[Candidate]) -> Optional[dict[RunKey, RunState]]:
         lease = self._context.backend
-        if not items or not isinstance(lease, LeaseBackend):
-            return {}
+        if not isinstance(lease, LeaseBackend):
+            return None
         keys = [item.key for item in items]
         spans = [JobSpan(key.job, key.scheduled_ms, key.scheduled_ms) for key in keys]
         try:
@@ -101,7 +106,7 @@ class Reporter:
                 TIMER_LANE, lambda: lease.states(spans), len(spans)
             )
         except StoreError:
-            return {}
+            return None
         return {
             RunKey(key.job, scheduled_ms): state
             for key, answer in zip(keys, answers)

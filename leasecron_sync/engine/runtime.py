@@ -90,9 +90,8 @@ class Runtime:
             self._changed.notify_all()
 
     def runs(self) -> list[LiveRun]:
-        """Return the live runs."""
-        with self._changed:
-            return list(self._live)
+        """Return the live runs; without the lock, which a signal handler's stop could wait for."""
+        return list(self._live)
 
     def ending(self) -> list[threading.Thread]:
         """Return the threads of runs that have ended, which may be about to end as well."""

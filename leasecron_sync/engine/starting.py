@@ -71,6 +71,9 @@ class Starter:
                 self._warn_of_threads(error)
             context.runtime.end(live)
             self._refuse(key, lease, NO_THREAD)
+        except BaseException:  # no memory: without its thread nobody would ever end it
+            context.runtime.end(live)
+            raise
 
     def _warn_of_threads(self, error: RuntimeError) -> None:
         """Warn once: where this goes on, every run goes to other instances."""

@@ -89,9 +89,12 @@ class TimerLoop:
             self._standby.handed_over(key, until_ms)
 
     def coming(self) -> dict[str, int]:
-        """Return each job's next scheduled time."""
-        with self._lock:
-            return self._agenda.coming()
+        """Return each job's next scheduled time.
+
+        Without the lock: a signal handler may stop what its own thread is asking, and the timer
+        could not end while that thread has it.
+        """
+        return self._agenda.coming()
 
     # -- the step ------------------------------------------------------------------------------
 
@@ -332,7 +335,7 @@ class TimerLoop:
                 delays.append(next_ms - now_ms)
             if self._lease is not None and self._jobs:
                 steady.append(self._standby.ask_ms())
-            steady.append(self._backlog.next_ask_ms(steady_ms))
+            steady.append(self._backlog.next_ask_ms(self._claims.looked_ms))
             if self._backlog:  # those without a slot are looked at again at least this often
                 steady.append(steady_ms + DEFER_MS)
             more = more or bool(self._changes) or self._watch.is_behind(now_ms)

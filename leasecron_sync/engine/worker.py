@@ -145,7 +145,7 @@ def error_text(error: BaseException) -> str:
     """Return the type and text of an error, as long as a record may keep it."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - an error's own __str__ may raise anything
+    except BaseException:  # noqa: BLE001 - an error's own __str__ may raise anything
         text = type(error).__name__
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\\0")[:MAX_REASON]
 

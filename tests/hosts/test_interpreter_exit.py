@@ -8,6 +8,8 @@ of the plain ways and twenty of every other one, on each of them.
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Callable
@@ -15,7 +17,7 @@ from typing import Callable
 import pytest
 
 from tests.hosts.exits import LIMIT_S, WAYS, Figures, pythons, run_all
-from tests.hosts.scripts import LONG
+from tests.hosts.scripts import LONG, ROOT
 
 THIS = f"3.{sys.version_info[1]}"
 VERSIONS = sorted({THIS, "3.9", "3.11", "3.12", "3.13"}, key=lambda text: int(text[2:]))
@@ -106,3 +108,56 @@ def test_schedulers_whose_handlers_ignore_the_exit_share_one_limit(tmp_path: Pat
     found = run_all(ways, python=sys.executable, folder=tmp_path)
     assert [item.wrong for item in found.values()] == [[], []]
     assert found["three"].slowest_s < found["one"].slowest_s + LIMIT_S
+
+
+EMBEDDED = """
+import _thread, sys, time
+assert "threading" not in sys.modules
+
+def first(starts):
+    global scheduler, ran, main
+    import threading
+    from leasecron_sync import MemoryLease, Scheduler, every
+    main, ran = threading.main_thread(), []
+    scheduler = Scheduler(MemoryLease())
+    scheduler.add_job(lambda: ran.append(1), every(seconds=1), name="job")
+    if starts:
+        scheduler.start()
+    done.release()
+
+def until(condition):
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+done = _thread.allocate_lock()
+done.acquire()
+_thread.start_new_thread(first, (sys.argv[1] == "starts it",))
+done.acquire()
+if sys.version_info < (3, 13):  # later ones know their main thread whoever imports what
+    assert until(lambda: not main.is_alive())
+if sys.argv[1] != "starts it":
+    scheduler.start()
+goes_on = until(lambda: len(ran) >= 2)
+print(goes_on, scheduler.status().state)
+scheduler.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("thread", ["starts it", "only imports it"])
+def test_the_end_of_a_thread_that_python_takes_for_its_main_one_ends_no_scheduler(
+    thread: str,
+) -> None:
+    """Where Python is embedded: the thread that first imports ``threading``, for one."""
+    process = subprocess.run(
+        # Without site: what is installed may import `threading` from the real main thread.
+        [sys.executable, "-S", "-c", EMBEDDED, thread],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=False,
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, "True running\n", "")

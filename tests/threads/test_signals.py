@@ -251,7 +251,13 @@ def test_run_forever_works_where_a_signal_handler_was_set_by_other_code(path: Pa
 def test_stop_in_a_signal_handler_during_start(path: Path) -> None:
     """At many moments of the start; in the end it is stopped, and nothing hangs."""
     script = """
-    signal.signal(signal.SIGALRM, lambda number, frame: scheduler.stop())
+    came_to = []
+
+    def stop(number, frame):
+        came_to.append(scheduler.status().state)
+        scheduler.stop()
+
+    signal.signal(signal.SIGALRM, stop)
     scheduler.add_job(lambda: None, every(seconds=1), name="job")
     scheduler.on("run_finished", lambda event: None)
     scheduler.start()
@@ -263,14 +269,16 @@ def test_stop_in_a_signal_handler_during_start(path: Path) -> None:
         while signal.getitimer(signal.ITIMER_REAL)[0] > 0:
             time.sleep(0.0005)
         time.sleep(0.001)
+        if came_to[-1] == "stopped":  # on a busy machine, before the start had begun
+            scheduler.stop()
         assert scheduler.status().state == "stopped", (number, scheduler.status())
         assert scheduler._lifecycle.stopped.is_set(), number
     left = [t.name for t in threading.enumerate() if t.name.startswith("leasecron")]
-    say("ended %s" % left)
+    say("ended %s %s" % (left, "starting" in came_to))
     """
     with Program(script, str(path)) as program:
         status, out, err = program.end(25)
-    assert (status, out, err) == (0, "ended []\n", "")
+    assert (status, out, err) == (0, "ended [] True\n", "")
 
 
 def test_stop_in_a_signal_handler_at_every_line_of_start(path: Path) -> None:
@@ -362,6 +370,66 @@ def test_stop_in_a_signal_handler_during_stop(path: Path) -> None:
     with Program(script, str(path)) as program:
         status, out, err = program.end(25)
     assert (status, out, err) == (0, "ended []\n", "")
+
+
+def test_stop_in_a_signal_handler_waits_for_nothing_that_status_holds(path: Path) -> None:
+    """A signal handler may interrupt its own thread in any line of ``status()``.
+
+    If that held a lock which the timer or a worker wants, these could not end before it goes on,
+    and it does not before the stop has ended.
+    """
+    script = """
+    started, ends = [], threading.Event()
+    scheduler.add_job(lambda run: started.append(1), every(seconds=1), name="job")
+    lines, chosen, came, odd = [], [None], [], []
+
+    def stop(number, frame):
+        began, runtime = scheduler._lifecycle.started, scheduler._lifecycle.runtime
+        locks = {"timer": began.timer._lock, "runtime": runtime._changed,
+                 "caller": began.context.caller._lock, "hub": scheduler._hub._lock}
+
+        def look():
+            for name, lock in locks.items():
+                if lock.acquire(timeout=1):
+                    lock.release()
+                else:
+                    odd.append((chosen[0], name))
+
+        other = threading.Thread(target=look)  # as the timer, or a worker
+        other.start()
+        other.join()
+
+    def tracer(frame, event, argument):
+        place = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and "leasecron_sync" in place[0]:
+            if chosen[0] is None:
+                lines.append(place)
+            elif chosen[0] == place and not came:
+                came.append(place)
+                os.kill(os.getpid(), signal.SIGALRM)
+        return tracer
+
+    signal.signal(signal.SIGALRM, stop)
+    scheduler.start()
+    while not started:
+        time.sleep(0.01)
+    sys.settrace(tracer)
+    scheduler.status()
+    sys.settrace(None)
+    for place in dict.fromkeys(lines):
+        chosen[0] = place
+        came.clear()
+        sys.settrace(tracer)
+        scheduler.status()
+        sys.settrace(None)
+        if odd:
+            break
+    scheduler.stop()
+    say("%s %s" % (bool(came), odd))
+    """
+    with Program(script, str(path)) as program:
+        status, out, err = program.end(25)
+    assert (status, out, err) == (0, "True []\n", "")
 
 
 def test_stop_in_a_signal_handler_while_a_handler_works(path: Path) -> None:

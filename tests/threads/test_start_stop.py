@@ -411,6 +411,78 @@ def test_a_start_without_threads_fails_and_can_be_repeated(
     scheduler.stop()
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("name", ["leasecron-timer", "leasecron-heartbeat", "leasecron-events"])
+def test_a_start_that_a_signal_breaks_off_leaves_no_thread_behind(
+    monkeypatch: pytest.MonkeyPatch, name: str, error: type[BaseException]
+) -> None:
+    """Its exception comes while the start waits for a thread to begin, which is there by then."""
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        real(thread)
+        if thread.name == name:
+            raise error
+
+    ran: list[int] = []
+    scheduler = Scheduler(MemoryLease())
+    scheduler.on("run_finished", lambda _event: None)
+    scheduler.add_job(lambda: ran.append(1), SECONDLY, name="job")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(error):
+        scheduler.start()
+    assert scheduler.status().state == "stopped"
+    assert eventually(lambda: own_threads() == [], 3), own_threads()
+    assert ran == []
+    monkeypatch.setattr(threading.Thread, "start", real)
+    scheduler.start()
+    assert eventually(lambda: ran, 5)
+    assert own_threads().count("leasecron-timer") == 1
+    scheduler.stop()
+
+
+def test_a_start_beside_a_stop_is_refused_at_once_and_holds_nothing_up() -> None:
+    """The handler that is waited for may ask the scheduler something, and is not kept waiting."""
+    entered, ask, asked = threading.Event(), threading.Event(), threading.Event()
+    scheduler = Scheduler(MemoryLease())
+
+    def handler(_run: LeaseRun) -> None:
+        entered.set()
+        ask.wait(10)
+        scheduler.next_runs()
+        asked.set()
+
+    refused: list[str] = []
+
+    def start() -> None:
+        try:
+            scheduler.start()
+        except SchedulerStateError as error:
+            refused.append(str(error))
+
+    scheduler.add_job(handler, SECONDLY, name="job")
+    scheduler.start()
+    stopping = threading.Thread(target=scheduler.stop, args=(8.0,))
+    starting = threading.Thread(target=start)
+    try:
+        assert entered.wait(5)
+        stopping.start()
+        assert eventually(lambda: scheduler.status().state == "stopping")
+        starting.start()
+        assert eventually(lambda: refused, 3), "the start waits for the stop"
+        assert "stopping" in refused[0]
+        assert stopping.is_alive()
+        ask.set()
+        assert asked.wait(3), "the handler waits for the start, which waits for the stop"
+    finally:
+        ask.set()
+        stopping.join(15)
+        starting.join(15)
+    assert scheduler.status().state == "stopped"
+    scheduler.start()
+    scheduler.stop()
+
+
 def test_stop_hands_over_and_the_standby_starts_long_before_a_lease_would_lapse() -> None:
     store, lease_ms = "hand over at stop", 20_000
     entered, taken = threading.Event(), threading.Event()

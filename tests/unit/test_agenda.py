@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional
 import pytest
 
 from leasecron_sync import every
-from leasecron_sync.engine.agenda import MAX_SPANS, Agenda, Due, Gap
+from leasecron_sync.engine.agenda import MAX_SPANS, SLACK, Agenda, Due, Gap
 from leasecron_sync.engine.job import Job
 from leasecron_sync.model import RunKey
 from leasecron_sync.options import job_options, scheduler_options
@@ -150,6 +150,48 @@ def test_a_false_future_silences_nothing() -> None:
     assert len(plan.spans) <= MAX_SPANS
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_time_that_was_too_late_under_a_wrong_clock_for_its_jitter_comes_again(
+    *, in_order: bool
+) -> None:
+    """Found by a simulated history: with its jitter it was too late, without it not yet."""
+    job, by_themselves = job_of(every(seconds=3), jitter_ms=4 * SECOND), 0
+    for ahead_s in range(20, 60):
+        agenda = Agenda(KEEP_MS, in_order=in_order)
+        agenda.add(job, BEGIN_MS)
+        due, gaps = agenda.pop(BEGIN_MS + ahead_s * SECOND)
+        by_themselves += sum(gap.to_ms == gap.from_ms + 1 for gap in gaps)
+        agenda.rebase(BEGIN_MS, [RunKey("job", item.scheduled_ms) for item in due])
+        seen: list[int] = []
+        for second in range(90):
+            due, gaps = agenda.pop(BEGIN_MS + second * SECOND)
+            assert gaps == []
+            seen += times(due)
+        coming = sorted(ms for ms in seen if 0 < ms < 80 * SECOND)
+        assert coming == list(range(3_000, 80_000, 3_000))
+    assert by_themselves > 5
+
+
+@pytest.mark.parametrize("undecided", [False, True])
+def test_what_has_come_and_waits_for_its_jitter_stays_so_when_the_clock_is_set_back(
+    *, undecided: bool
+) -> None:
+    """Found by a simulated history: a look back took it for late, and it was not skipped."""
+    job = job_of(every(seconds=10), jitter_ms=9 * SECOND)
+    scheduled_ms = job.schedule.after(BEGIN_MS)
+    assert scheduled_ms is not None
+    while job.due_ms(scheduled_ms) - scheduled_ms < SECOND:
+        scheduled_ms += 10 * SECOND
+    due_ms = job.due_ms(scheduled_ms)
+    agenda = Agenda(KEEP_MS)
+    agenda.add(job, scheduled_ms - SECOND)
+    due, gaps = agenda.pop(due_ms + 100 if undecided else due_ms - 1)
+    assert ([item.scheduled_ms for item in due], gaps) == ([scheduled_ms] * undecided, [])
+    agenda.rebase(due_ms - 500, [RunKey("job", scheduled_ms)] * undecided)
+    assert agenda.pop(due_ms - 1) == ([], [])
+    assert agenda.pop(due_ms) == ([Due(job, scheduled_ms, due_ms)], [])
+
+
 def test_a_second_false_future_silences_nothing_that_the_first_one_left_undecided() -> None:
     agenda = Agenda(KEEP_MS)
     agenda.add(job_of(every(seconds=10)), BEGIN_MS)
@@ -262,3 +304,20 @@ def test_a_clock_that_is_set_often_costs_no_memory() -> None:
     assert len(plan.spans) <= MAX_SPANS
     assert len(agenda._heap) < 30
     assert len(plan.jittering) < 40
+
+
+def test_a_job_that_is_added_and_removed_for_ever_costs_no_memory() -> None:
+    """Its times lie far ahead, where nothing ever takes them out."""
+    agenda = Agenda(KEEP_MS)
+    agenda.add(job_of(every(seconds=10), "stays"), BEGIN_MS)
+    comes_and_goes = job_of(every(seconds=86_400), "comes and goes")
+    sizes = []
+    for _number in range(10 * SLACK):
+        agenda.remove("comes and goes")
+        agenda.add(comes_and_goes, BEGIN_MS)
+        sizes.append(len(agenda._heap))
+    assert max(sizes) <= 2 * len(agenda._plans) + SLACK
+    assert agenda.coming()["stays"] == BEGIN_MS + 10_000
+    due, _gaps = agenda.pop(agenda.coming()["comes and goes"])
+    assert [item.job.name for item in due].count("comes and goes") == 1
+    assert [item.job.name for item in due].count("stays") == 2

@@ -339,3 +339,10 @@ def test_around_run_must_be_callable() -> None:
     assert for_scheduler(around_run=around).around_run is around
     with pytest.raises(TypeError, match="around_run must be callable"):
         for_scheduler(around_run=nullcontext())
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_one_short_line() -> None:
+    """Python does not write such a number out, and raises an error of its own instead."""
+    with pytest.raises(ValueError, match="lease_ms must be from 500 to ") as caught:
+        scheduler_options({"lease_ms": 10**5_000}, "lease", BACKENDS["lease"])
+    assert len(str(caught.value)) < 100

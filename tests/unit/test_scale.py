@@ -5,20 +5,29 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import pytest
 
-from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.memory import MemoryLease, MemoryTables
 from leasecron_sync.engine import backlog, look_ahead
 from leasecron_sync.engine.agenda import POP_LIMIT, Due
 from leasecron_sync.engine.claiming import Answer
 from leasecron_sync.engine.decide import Candidate, Origin
 from leasecron_sync.engine.picking import turn_of
 from leasecron_sync.engine.worker import STARTS_FIRST_MS, execute
-from leasecron_sync.model import LeaseReply, Outcome, RunKey, Settlement, Verdict
-from leasecron_sync.options import MIN_SLICE
+from leasecron_sync.model import (
+    JobSpan,
+    LeaseReply,
+    Outcome,
+    RunKey,
+    RunRecord,
+    RunState,
+    Settlement,
+    Verdict,
+)
+from leasecron_sync.options import MIN_SLICE, PENDING_LIMIT
 from leasecron_sync.testing import FaultyLease
 from tests.fleet import MIDDAY_MS, SECOND, STORE_CALLS, Fleet, Instance
 
@@ -215,6 +224,36 @@ def test_the_heartbeat_is_woken_once_for_a_batch() -> None:
     assert 1 <= woken <= only.calls("claim")
 
 
+class Looked(dict[int, RunRecord]):
+    """Records that note which of them are looked at."""
+
+    def __init__(self, records: dict[int, RunRecord]) -> None:
+        super().__init__(records)
+        self.at: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        for scheduled_ms in super().__iter__():
+            self.at.add(scheduled_ms)
+            yield scheduled_ms
+
+    def __getitem__(self, scheduled_ms: int) -> RunRecord:
+        self.at.add(scheduled_ms)
+        return super().__getitem__(scheduled_ms)
+
+
+def test_in_memory_too_a_look_at_a_few_runs_does_not_walk_a_long_history() -> None:
+    tables = MemoryTables()
+    for number in (*range(500, 1_000), *range(500)):  # whatever order they were recorded in
+        tables.put_run(RunRecord(RunKey("job", number * SECOND), RunState.FINISHED))
+    looked = tables.runs["job"] = Looked(tables.runs["job"])
+    few = dict.fromkeys((499_000, 500_000, 501_000), RunState.FINISHED)
+    assert tables.states(JobSpan("job", 499_000, 501_000)) == few
+    assert list(tables.states(JobSpan("job", 498_001, 501_999))) == list(few)
+    assert looked.at == set(few)
+    assert tables.states(JobSpan("job", 1_000_000, 2_000_000)) == {}
+    assert tables.states(JobSpan("unknown", 0, 1_000_000)) == {}
+
+
 # -- starts before ends ----------------------------------------------------------------------------
 
 
@@ -401,3 +440,20 @@ def test_what_may_have_been_won_is_asked_for_again_whoever_seems_to_have_it() ->
     timer._backlog.drop_known([RunKey(item.key.job, item.key.scheduled_ms) for item in won])
     fleet.advance(2 * SECOND)
     assert Counter(start.attempt for start in fleet.starts) == {1: 60}
+
+
+def test_what_others_ran_is_not_told_as_missed_by_a_full_instance_however_many_it_is() -> None:
+    fleet, jobs = Fleet(), 2 * PENDING_LIMIT + 50
+    full = fleet.add("full", max_concurrent_runs=1)
+    other = fleet.add("other", max_concurrent_runs=jobs)
+    full.job("long", "0 12 * * *")
+    fleet.held = {"long"}
+    for item in (full, other):
+        for number in range(jobs):
+            item.job(f"job {number:03d}", "1 12 * * *")
+        item.start()
+    full.job("known to one only", "1 12 * * *")
+    fleet.advance(4 * 60 * SECOND)
+    assert [run.job for run in full.manual.runs] == ["long"]
+    assert Counter(fleet.who()) == {"other": jobs}
+    assert [event.job for event in fleet.missed()] == ["known to one only"]

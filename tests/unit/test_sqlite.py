@@ -40,7 +40,8 @@ from leasecron_sync.testing.clock import ManualClock
 LEASE_MS = 10_000
 HOUR_MS = 3_600_000
 FINISHED = Settlement(Outcome.FINISHED)
-LANES = ("_timer_lane", "_renew_lane", "_settle_lane")
+WRITING = ("_timer_lane", "_renew_lane", "_settle_lane")
+LANES = (*WRITING, "_people_lane")
 
 
 class Bench:
@@ -117,6 +118,7 @@ def use_every_lane(bench: Bench, backend: SQLiteLease) -> None:
     bench.used += 1
     assert list(backend.renew([lease.ref], LEASE_MS)) == [RenewReply.RENEWED]
     assert backend.settle(lease.ref, FINISHED).accepted
+    assert backend.history(None, 1)
 
 
 # -- the path -------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def test_every_connection_writes_ahead_and_waits_for_the_disk(bench: Bench) -> N
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
         assert connection.isolation_level is None
         assert not connection.in_transaction
-    assert len({id(connection_of(backend, lane)) for lane in LANES}) == 3
+    assert len({id(connection_of(backend, lane)) for lane in LANES}) == len(LANES)
 
 
 def test_a_new_backend_finds_what_the_last_one_wrote(bench: Bench) -> None:
@@ -332,10 +334,48 @@ def test_call_5_an_unreadable_job_does_not_stop_the_others(
     assert verdicts == [Verdict.REJECTED, Verdict.GRANTED]
 
 
+@pytest.mark.parametrize("damage", ["former = '{'", "last_token = 'x'"])
+def test_call_5_an_unreadable_job_does_not_keep_the_runs_of_others_from_being_pruned(
+    bench: Bench, damage: str
+) -> None:
+    backend = bench.open()
+    claims = [bench.intend(job) for job in ("bad", "good")]
+    for claim in claims:
+        assert backend.settle(win(backend, claim).ref, FINISHED).accepted
+    bench.sql(f"UPDATE leasecron_job SET {damage} WHERE name = 'bad'")
+    bench.clock.advance(2 * HOUR_MS)
+    young = bench.intend("good")
+    assert backend.settle(win(backend, young).ref, FINISHED).accepted
+    assert backend.prune(HOUR_MS, 100).deleted == 2
+    assert [record.key for record in backend.history(None, 10)] == [young.key]
+    # What was deleted is executed by nobody, of either job.
+    again = [replace(claim, decision_id="again", max_age_ms=3 * HOUR_MS) for claim in claims]
+    replies = backend.claim(again)
+    assert [reply.lease for reply in replies] == [None, None]
+    assert replies[0].verdict is Verdict.REJECTED
+
+
+def test_call_5_a_damaged_note_of_what_was_pruned_lets_no_deleted_run_come_again(
+    bench: Bench,
+) -> None:
+    backend = bench.open()
+    for number in range(2):
+        claim = bench.intend("bad")
+        assert backend.settle(win(backend, claim).ref, FINISHED).accepted
+        bench.clock.advance(2 * HOUR_MS)
+        if number == 1:
+            damage = "UPDATE leasecron_pruned SET last_ms = 'x'"
+            bench.sql(damage)
+            assert bench.sql("SELECT last_ms FROM leasecron_pruned") == [("x",)]
+        assert backend.prune(HOUR_MS, 100).deleted == 1
+    again = replace(claim, decision_id="again", max_age_ms=9 * HOUR_MS)
+    assert ask(backend, again).lease is None
+
+
 # -- calls that cannot be answered ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("lane", WRITING)
 def test_a_busy_file_is_unavailable_within_the_call_time_out(bench: Bench, lane: str) -> None:
     backend = bench.open(call_timeout_ms=40)
     claim = bench.intend()
@@ -374,6 +414,24 @@ def test_a_renewal_waits_for_no_other_call_of_its_instance(bench: Bench) -> None
             ask(backend, bench.intend("other"))
         with pytest.raises(StoreUnavailable, match="another call"):
             backend.settle(lease.ref, FINISHED)
+
+
+def test_a_page_that_shows_the_history_keeps_no_run_waiting(bench: Bench) -> None:
+    """Who looks on has a connection of his own, and waits for none of the scheduler's calls."""
+    backend = bench.open(call_timeout_ms=40)
+    first = bench.intend("first")
+    with backend._people_lane.lock:  # as while thousands of records are read
+        lease = win(backend, first)
+        assert list(backend.renew([lease.ref], LEASE_MS)) == [RenewReply.RENEWED]
+        assert backend.pending(["first"], 10).unsettled
+        assert backend.settle(lease.ref, FINISHED).accepted
+        with pytest.raises(StoreUnavailable, match="another call"):
+            backend.history(None, 10)
+        with pytest.raises(StoreUnavailable, match="another call"):
+            backend.jobs(10)
+    with backend._timer_lane.lock, backend._renew_lane.lock, backend._settle_lane.lock:
+        assert [record.key for record in backend.history(None, 10)] == [first.key]
+        assert [summary.job for summary in backend.jobs(10)] == ["first"]
 
 
 def test_call_1_a_new_connection_waits_no_longer_than_what_is_left_of_the_time_out(
@@ -578,6 +636,7 @@ def test_call_7_a_long_history_makes_no_command_slower(bench: Bench) -> None:
     for lease in leases[:50]:
         backend.settle(lease.ref, FINISHED)
     backend.renew([leases[55].ref], LEASE_MS)
+    backend.history(None, 1)
     statements: set[str] = set()
     for lane in LANES:
         connection_of(backend, lane).set_trace_callback(statements.add)

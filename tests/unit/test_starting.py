@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.runtime import LiveRun
 from leasecron_sync.engine.starting import NO_THREAD, STOPPING
 from leasecron_sync.errors import StoreUnavailable
 from leasecron_sync.model import RunKey, RunState
@@ -88,6 +90,30 @@ def test_what_the_store_does_not_take_back_is_forgotten_when_its_lease_has_lapse
     fleet.advance(40 * SECOND)
     assert [start.attempt for start in fleet.starts] == [2]
     assert only.steps - steps < 200
+
+
+def test_a_thread_for_which_there_is_no_memory_does_not_block_its_job_for_ever() -> None:
+    fleet, only = ready()
+    only.job("another", "0 12 * * *")
+    context = only.manual._context
+    assert context is not None
+    spawn, failed = context.spawn, list[str]()
+
+    def spawn_later(context: Context, live: LiveRun) -> None:
+        if not failed:
+            failed.append(live.key.job)
+            raise MemoryError
+        spawn(context, live)
+
+    context.spawn = spawn_later
+    with pytest.raises(MemoryError):
+        fleet.advance(SECOND)
+    assert only.manual._runtime.taken() == 0, "its slot is free again"
+    assert only.manual._runtime.by_job() == {}
+    only.manual._wake_timer()
+    fleet.advance(MINUTE)
+    assert sorted(start.job for start in fleet.starts) == ["another", "job"]
+    assert fleet.states("job") == fleet.states("another") == {MIDDAY_MS: RunState.FINISHED}
 
 
 def test_that_no_thread_can_be_started_is_warned_of_once(

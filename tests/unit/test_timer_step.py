@@ -55,6 +55,29 @@ def test_each_run_is_executed_once_by_one_of_three() -> None:
     assert max(item.calls() for item in instances) < 40
 
 
+@pytest.mark.parametrize("held_up_ms", [0, 1, 2, 50])
+def test_a_run_that_came_a_moment_early_is_not_a_second_late_if_the_timer_is_held_up(
+    monkeypatch: pytest.MonkeyPatch, held_up_ms: int
+) -> None:
+    """The time to ask again may have come by when the timer looks how long to wait."""
+    fleet = Fleet()
+    only = fleet.add("a", skew_ms=2)
+    start_all([only], "* * * * *")
+    timer = only.manual._timer
+    assert timer is not None
+    drop_expired = timer._drop_expired
+
+    def held_up() -> None:
+        drop_expired()
+        if timer._backlog:
+            fleet.let_pass(held_up_ms)
+
+    monkeypatch.setattr(timer, "_drop_expired", held_up)
+    fleet.advance(MINUTE)
+    [start] = fleet.starts
+    assert start.at_ms - start.scheduled_ms <= held_up_ms
+
+
 def test_an_idle_instance_asks_its_store_nothing() -> None:
     fleet, instances = fleet_of(2)
     start_all(instances, "0 * * * *")

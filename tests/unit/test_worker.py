@@ -67,3 +67,27 @@ def test_retries_wait_twice_as_long_each_time_until_the_attempts_are_used_up() -
         wait_ms = SECOND * 2**number
         assert wait_ms <= two - one <= wait_ms * 1.25 + 1_100
     assert fleet.states("job") == {MIDDAY_MS: RunState.FAILED}
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, ValueError])
+def test_an_error_whose_text_cannot_be_had_fails_its_attempt_as_any_other(
+    raised: type[BaseException],
+) -> None:
+    fleet = Fleet()
+    only = fleet.add("a")
+
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+    def fail(_run: LeaseRun) -> None:
+        raise Wordless
+
+    only.job("job", "0 12 * * *", fail, max_attempts=2)
+    only.start()
+    fleet.advance(MINUTE)
+    assert [start.attempt for start in fleet.starts] == [1, 2]
+    (record,) = fleet.records().values()
+    assert (record.state, record.reason) == (RunState.FAILED, "Wordless")
+    assert [event.reason for event in only.named("run_failed")] == ["Wordless"]
+    assert only.manual._runtime.taken() == 0
