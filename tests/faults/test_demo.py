@@ -210,6 +210,15 @@ def test_demo_works_on_a_busy_machine(place: Path) -> None:
 # -- an end before its end -------------------------------------------------------------------------
 
 
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """Let programs be ended by SIGHUP, also where the tests run under ``nohup``."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize(
     ("number", "status", "said"),
     [
