@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -43,13 +44,14 @@ class Floor:
         """Leave nothing behind."""
 
 
-class Winners:
+class Winners(ABC):
     """Decides by the smallest statement who has a run; for one process, among several."""
 
+    @abstractmethod
     def win(self, keys: Sequence[str]) -> list[str]:
         """Return which of these this process is the first to ask for, in one transaction."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Leave no connection behind."""
 

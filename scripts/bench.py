@@ -7,7 +7,7 @@ scripts/bench.py [URL ...]          a temporary SQLite file when no URL is given
     --json FILE                     write the figures to a file as well
 
 A URL is what connect_lease() takes, such as sqlite:///bench.db. Use a store made for the purpose:
-records of runs stay in it, in namespaces of their own. Everything takes about six minutes, and
+records of runs stay in it, in namespaces of their own. Everything takes about four minutes, and
 deserves a machine with nothing else to do. The status is 1 when a run was executed twice or not at
 all, or an instance failed.
 """
