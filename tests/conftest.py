@@ -8,6 +8,8 @@ import pytest
 
 from leasecron_sync.testing.clock import ManualClock
 
+pytest_plugins = ["tests.services.fixtures"]
+
 
 @pytest.fixture
 def namespace() -> str:
