@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect, connect_claim, connect_lease
 from leasecron_sync.errors import (
@@ -38,6 +39,7 @@ __all__ = [
     "MemoryLease",
     "MissingDependency",
     "OutcomeUnknown",
+    "PostgresLease",
     "Run",
     "RunInterrupt",
     "RunLost",

@@ -6,13 +6,15 @@ import re
 from typing import Callable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from leasecron_sync.backends._secrets import hide_credentials
 from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 
+__all__ = ["connect", "connect_claim", "connect_lease", "hide_credentials"]
+
 _LATER = {
-    "postgresql": "PostgreSQL",
-    "postgres": "PostgreSQL",
     "redis": "Redis",
     "rediss": "Redis",
     "valkey": "Valkey",
@@ -30,9 +32,11 @@ _LATER = {
 def connect(url: str) -> Backend:
     """Return the backend that a URL names; nothing is connected yet.
 
-    ``sqlite:///jobs.db`` is a path relative to the working directory, ``sqlite:////var/lib/jobs.db``
-    an absolute one. ``memory://name`` is shared in the process. Characters such as ``%``, ``?`` and
-    ``#`` in a path are written percent-encoded.
+    ``sqlite:///jobs.db`` is a path relative to the working directory,
+    ``sqlite:////var/lib/jobs.db`` an absolute one. ``postgresql://user@host/database`` takes the
+    parameters of libpq, and ``schema`` and ``table_prefix`` as ``PostgresLease`` does.
+    ``memory://name`` is shared in the process. Characters such as ``%``, ``?`` and ``#`` in a path
+    or a password are written percent-encoded.
 
     Args:
         url: Scheme, place, and parameters of the backend.
@@ -103,16 +107,6 @@ def connect_claim(url: str) -> ClaimBackend:
     return backend
 
 
-def hide_credentials(url: str) -> str:
-    """Return a URL without user, password and parameters, for logs and errors."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return "***"
-    # At the last "@": a password may hold any other delimiter that its user did not encode.
-    place = rest.rpartition("@")[2]
-    return f"{scheme}://{place.partition('?')[0].partition('#')[0]}"
-
-
 def _no_parameters(url: str) -> None:
     parts = urlsplit(url)
     unknown = [name for name, _value in parse_qsl(parts.query, keep_blank_values=True)]
@@ -146,4 +140,57 @@ def _memory(url: str) -> MemoryLease:
     return MemoryLease(name)
 
 
-_MAKERS: dict[str, Callable[[str], Backend]] = {"sqlite": _sqlite, "memory": _memory}
+_OWN_OF_POSTGRES = ("schema", "table_prefix")
+# Of libpq 18. The module that reads them is imported late, and a parameter that it does not know
+# would be refused by the first call only.
+_OF_LIBPQ = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        application_name channel_binding client_encoding connect_timeout dbname
+        fallback_application_name gssdelegation gssencmode gsslib host hostaddr keepalives
+        keepalives_count keepalives_idle keepalives_interval krbsrvname load_balance_hosts
+        max_protocol_version min_protocol_version oauth_client_id oauth_client_secret oauth_issuer
+        oauth_scope options passfile password port replication require_auth requirepeer
+        scram_client_key scram_server_key service servicefile ssl_max_protocol_version
+        ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey
+        sslkeylogfile sslmode sslnegotiation sslpassword sslrootcert sslsni target_session_attrs
+        ssl tcp_user_timeout user
+        """,
+    )
+)
+
+
+def _postgres(url: str) -> PostgresLease:
+    place, _, query = url.partition("?")
+    own: dict[str, str] = {}
+    others: list[str] = []
+    unknown: set[str] = set()
+    for part in filter(None, query.split("&")):
+        name, _, value = part.partition("=")
+        if unquote(name) in _OWN_OF_POSTGRES:
+            own[unquote(name)] = unquote(value)
+        else:
+            others.append(part)
+            unknown |= {unquote(name)} - _OF_LIBPQ
+    if "@" in query or "#" in url or unknown:
+        names = (
+            ", ".join(sorted(unknown)) if unknown and "@" not in query else "a special character"
+        )
+        message = (
+            f"{hide_credentials(url)} takes {', '.join(_OWN_OF_POSTGRES)} and the parameters of "
+            f"libpq, it has: {names}; in a user, a password and a value write '?', '#' and '@' as "
+            "%3F, %23 and %40"
+        )
+        raise ValueError(message)
+    scheme, _, rest = place.partition("://")
+    dsn = f"{scheme.lower()}://{rest}"
+    return PostgresLease(f"{dsn}?{'&'.join(others)}" if others else dsn, **own)
+
+
+_MAKERS: dict[str, Callable[[str], Backend]] = {
+    "sqlite": _sqlite,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+    "memory": _memory,
+}

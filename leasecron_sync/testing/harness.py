@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
@@ -73,7 +74,7 @@ class ManualRun:
 class ManualScheduler:
     """Runs a scheduler's steps by hand: no thread, no waiting, a clock that the test moves.
 
-    The scheduler must not be started as well. A memory or SQLite backend takes its store's clock
+    The scheduler must not be started as well. A backend of this package takes its store's clock
     from the manual clock, unless ``store_clock`` is another one.
 
     Args:
@@ -136,7 +137,7 @@ class ManualScheduler:
         options = self._scheduler._options  # noqa: SLF001
         backend = self._backend
         inner = _innermost(backend)
-        if isinstance(inner, (MemoryLease, SQLiteLease, MemoryClaim)):
+        if isinstance(inner, (MemoryLease, SQLiteLease, PostgresLease, MemoryClaim)):
             inner._now_ms = self._store_clock.now_ms  # noqa: SLF001
         instance_id = self._new_id()
         backend.open(BackendSettings(options.namespace, instance_id, options.call_timeout_ms))

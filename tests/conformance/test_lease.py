@@ -13,12 +13,15 @@ import pytest
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.model import RunKey
 from leasecron_sync.testing.clock import ManualClock
 from leasecron_sync.testing.conformance import LeaseConformance
 from leasecron_sync.testing.faults import FaultyLease
 from tests.conformance.clocks import RunningClock
+from tests.services.postgres import execute
+from tests.services.server import Server
 
 
 class _OnManualClock(LeaseConformance):
@@ -102,4 +105,39 @@ class TestSQLiteLease(_OnManualClock):
     def locked(self) -> Iterator[None]:
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
+            yield
+
+
+class TestPostgresLease(_OnManualClock):
+    url: str
+
+    @pytest.fixture
+    def backend_factory(self, postgres_server: Server) -> Callable[[], LeaseBackend]:
+        clock = self.clock = ManualClock()
+        self.url = postgres_server.url
+
+        class OnManualClock(PostgresLease):
+            _now_ms = staticmethod(clock.now_ms)
+
+        return lambda: OnManualClock(self.url, schema="conformance")
+
+    def plant_unreadable(self, namespace: str, run: RunKey) -> None:
+        changed = execute(
+            self.url,
+            "UPDATE conformance.leasecron_run SET format = 99 WHERE scheduled_ms = %s "
+            "AND job_id = (SELECT j.id FROM conformance.leasecron_job j "
+            "JOIN conformance.leasecron_space s ON s.id = j.space_id "
+            "WHERE s.name = %s AND j.name = %s) RETURNING 1",
+            run.scheduled_ms,
+            namespace,
+            run.job,
+        )
+        assert len(changed) == 1
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        import psycopg2
+
+        with closing(psycopg2.connect(self.url)) as connection, connection:
+            connection.cursor().execute("LOCK TABLE conformance.leasecron_space")
             yield

@@ -2,63 +2,45 @@
 
 After each command the replies are compared, and all records. This is what keeps rules that a
 backend states in a language of its own honest. A new backend gets a row in ``BACKENDS``.
+
+Some histories are what instances could really do. Wild ones are not: batches of claims for the same
+few runs with options that contradict each other, at instants that are often the very millisecond of
+a limit.
 """
 
 from __future__ import annotations
 
 import random
 import sqlite3
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Callable, Protocol
+from contextlib import closing, contextmanager
+from typing import Callable, NamedTuple
 from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from leasecron_sync.backends.base import BackendSettings, LeaseBackend
+from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
-from leasecron_sync.model import (
-    JobSpan,
-    JobStamp,
-    JobStanding,
-    LeaseClaim,
-    LeaseRef,
-    LeaseReply,
-    Pending,
-    Pruned,
-    RenewReply,
-    Settlement,
-    SettleReply,
-)
+from leasecron_sync.protocol.transition import PRUNED_SPANS
 from leasecron_sync.testing.clock import ManualClock
+from tests.model.both import Both, Spans, Store, spans_in_postgres, spans_of
 from tests.model.histories import (
     HISTORIES,
-    HOUR_MS,
-    INSTANCES,
-    JOBS,
     Operation,
     Player,
     random_operation,
 )
-from tests.model.plain import PlainStore
-
-Factory = Callable[[ManualClock, str], LeaseBackend]
-"""Makes an unopened backend under this clock, on the store that this text may name."""
-
-
-class MakeFactory(Protocol):
-    """Prepares a store, and gives out what connects to it under a clock of the test's own."""
-
-    def __call__(self, folder: Path) -> Iterator[Factory]: ...
+from tests.model.wild import JOBS as WILD_JOBS
+from tests.model.wild import Pruner, Wild
+from tests.services.fixtures import had
+from tests.services.services import Services
 
 
-def _memory(folder: Path) -> Iterator[Factory]:
-    del folder
+def _memory(request: pytest.FixtureRequest) -> Iterator[Store]:
+    del request
 
     def connect(clock: ManualClock, store: str) -> LeaseBackend:
         class OnManualClock(MemoryLease):
@@ -66,20 +48,63 @@ def _memory(folder: Path) -> Iterator[Factory]:
 
         return OnManualClock(store)
 
-    yield connect
+    def pruned(backend: LeaseBackend, namespace: str) -> Spans:
+        assert isinstance(backend, MemoryLease)
+        return backend._store.namespaces[namespace]._pruned
+
+    yield Store(connect, pruned)
 
 
-def _sqlite(folder: Path) -> Iterator[Factory]:
+def _sqlite(request: pytest.FixtureRequest) -> Iterator[Store]:
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    path = factory.mktemp("store") / "store.db"
+
     def connect(clock: ManualClock, _store: str) -> LeaseBackend:
         class OnManualClock(SQLiteLease):
             _now_ms = staticmethod(clock.now_ms)
 
-        return OnManualClock(folder / "store.db")
+        return OnManualClock(path)
+
+    def pruned(_backend: LeaseBackend, namespace: str) -> Spans:
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute(
+                "SELECT j.name, p.first_ms, p.last_ms FROM leasecron_pruned p "
+                "JOIN leasecron_job j ON j.id = p.job_id "
+                "JOIN leasecron_space s ON s.id = j.space_id WHERE s.name = ? ORDER BY p.first_ms",
+                (namespace,),
+            )
+            return spans_of(rows.fetchall())
 
     # Small steps back of the clock are bridged by this backend alone, see tests/unit/test_sqlite.
     bridges_nothing = mock.patch("leasecron_sync.backends.sqlite.BRIDGED_STEP_MS", 0)
     with bridges_nothing, _without_waiting_for_the_disk():
-        yield connect
+        yield Store(connect, pruned)
+
+
+def _postgres(request: pytest.FixtureRequest) -> Iterator[Store]:
+    services: Services = request.getfixturevalue("services")
+    url = had(services.postgres).url
+    made: list[PostgresLease] = []
+    idle: list[PostgresLease] = []
+
+    class KeepsItsConnections(PostgresLease):
+        def close(self) -> None:
+            idle.append(self)
+
+    def connect(clock: ManualClock, _store: str) -> LeaseBackend:
+        if not idle:
+            idle.append(KeepsItsConnections(url, schema="differential"))
+            made.append(idle[0])
+        backend = idle.pop()
+        backend._now_ms = clock.now_ms
+        return backend
+
+    def pruned(_backend: LeaseBackend, namespace: str) -> Spans:
+        return spans_in_postgres(url, "differential", namespace)
+
+    yield Store(connect, pruned)
+    for backend in made:
+        PostgresLease.close(backend)
 
 
 @contextmanager
@@ -98,113 +123,51 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
-BACKENDS: dict[str, MakeFactory] = {"memory": _memory, "sqlite": _sqlite}
+class Row(NamedTuple):
+    """How to connect to a backend, and how often to read all that it has."""
+
+    make: Callable[[pytest.FixtureRequest], Iterator[Store]]
+    look_every: int
 
 
-class Both:
-    """Sends each command to the reference and to the backend, and compares."""
-
-    def __init__(self, clock: ManualClock, connect: Factory) -> None:
-        self.plain = PlainStore(clock.now_ms)
-        namespace = uuid.uuid4().hex
-        self._backends = {name: connect(clock, namespace) for name in INSTANCES}
-        for name, backend in self._backends.items():
-            backend.open(BackendSettings(namespace, name, 5_000))
-            backend.probe()  # as the scheduler does: makes the store where there is none
-        self._turn = 0
-
-    def close(self) -> None:
-        for backend in self._backends.values():
-            backend.close()
-
-    @property
-    def backend(self) -> LeaseBackend:
-        """A connection, another one each time."""
-        self._turn += 1
-        return self._backends[INSTANCES[self._turn % len(INSTANCES)]]
-
-    def _compare(self) -> None:
-        expected = self.plain.history(None, 10_000)
-        assert list(self.backend.history(None, 10_000)) == expected
-
-    def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
-        replies = self.plain.claim(claims)
-        assert list(self.backend.claim(claims)) == replies
-        self._compare()
-        return replies
-
-    def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
-        replies = self.plain.renew(leases, lease_ms)
-        assert list(self.backend.renew(leases, lease_ms)) == replies
-        self._compare()
-        return replies
-
-    def settle(self, lease: LeaseRef, settlement: Settlement) -> SettleReply:
-        reply = self.plain.settle(lease, settlement)
-        assert self.backend.settle(lease, settlement) == reply
-        self._compare()
-        return reply
-
-    def register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
-        standings = self.plain.register(jobs)
-        found = [replace(standing, store_id="plain") for standing in self.backend.register(jobs)]
-        assert found == standings
-        return standings
-
-    def pending(self, jobs: Sequence[str], limit: int, asker: str) -> Pending:
-        pending = self.plain.pending(jobs, limit, asker)
-        assert self._backends[asker].pending(jobs, limit) == pending
-        return pending
-
-    def prune(self, older_than_ms: int, limit: int) -> Pruned:
-        """Prune both; among equally old records the limit may leave out others, so it is high."""
-        del limit
-        pruned = self.plain.prune(older_than_ms, 10_000)
-        found = self.backend.prune(older_than_ms, 10_000)
-        assert found.deleted == pruned.deleted
-        assert sorted(found.abandoned) == sorted(pruned.abandoned)
-        self._compare()
-        return pruned
-
-    def look(self, now_ms: int) -> None:
-        """Compare what is only read."""
-        names = [job.name for job in JOBS]
-        for limit in (1, 100):
-            for asker in INSTANCES:
-                self.pending(names, limit, asker)
-        spans = [JobSpan(name, now_ms - 5_000, now_ms) for name in names]
-        spans.append(JobSpan(names[0], 0, now_ms + HOUR_MS))
-        found = [dict(states) for states in self.backend.states(spans)]
-        assert found == self.plain.states(spans)
-        for name in (None, *names):
-            assert list(self.backend.history(name, 3)) == self.plain.history(name, 3)
-        self.register([JobStamp(name, "version 0") for name in names])
-        summaries = {job.job: job for job in self.backend.jobs(100)}
-        for name in names:
-            newest = self.plain.history(name, 1)
-            assert summaries[name].newest == (newest[0] if newest else None)
-            assert summaries[name].unsettled == len(self.plain.unsettled(name))
-            assert summaries[name].owed_from_ms == self.plain.jobs[name].owed_from_ms
+BACKENDS = {
+    "memory": Row(_memory, look_every=1),
+    "sqlite": Row(_sqlite, look_every=1),
+    "postgres": Row(_postgres, look_every=4),
+}
 
 
-def _play(connect: Factory, history: Sequence[Operation]) -> None:
-    clock = ManualClock()
-    both = Both(clock, connect)
-    try:
-        Player(both, clock).play(history)
-        both.look(clock.now_ms())
-    finally:
-        both.close()
+class Playground(NamedTuple):
+    """A backend under test."""
+
+    store: Store
+    look_every: int
+
+    @contextmanager
+    def both(self, clock: ManualClock) -> Iterator[Both]:
+        """Give out a fresh namespace of it beside the reference."""
+        both = Both(clock, self.store, self.look_every)
+        try:
+            yield both
+        finally:
+            both.close()
+
+    def play(self, history: Sequence[Operation]) -> None:
+        """Play a history on both."""
+        clock = ManualClock()
+        with self.both(clock) as both:
+            Player(both, clock).play(history)
+            both.look(clock.now_ms())
 
 
 @pytest.fixture(params=BACKENDS)
-def connect(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Factory]:
-    make = BACKENDS[request.param]
-    yield from make(tmp_path_factory.mktemp("store"))
+def playground(request: pytest.FixtureRequest) -> Iterator[Playground]:
+    row = BACKENDS[request.param]
+    for store in row.make(request):
+        yield Playground(store, row.look_every)
 
 
+@pytest.mark.timeout(90)  # thousands of commands, each a round trip where the store is a server
 @settings(
     derandomize=True,
     database=None,
@@ -214,12 +177,36 @@ def connect(
 )
 @given(history=HISTORIES)
 def test_same_history_same_replies_and_records(
-    connect: Factory, history: Sequence[Operation]
+    playground: Playground, history: Sequence[Operation]
 ) -> None:
-    _play(connect, history)
+    playground.play(history)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_same_long_history_same_replies_and_records(playground: Playground, seed: int) -> None:
+    dice = random.Random(seed)
+    playground.play([random_operation(dice) for _ in range(1_000)])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_same_long_history_same_replies_and_records(connect: Factory, seed: int) -> None:
-    dice = random.Random(seed)
-    _play(connect, [random_operation(dice) for _ in range(1_000)])
+def test_same_wild_commands_same_replies_and_records(playground: Playground, seed: int) -> None:
+    clock = ManualClock()
+    with playground.both(clock) as both:
+        wild = Wild(random.Random(seed), clock, both)
+        for _ in range(500):
+            wild.step()
+        both.compare_records()
+        both.compare_pruned(WILD_JOBS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_same_spans_of_what_was_pruned_and_same_claims_after_it(
+    playground: Playground, seed: int
+) -> None:
+    clock = ManualClock()
+    with playground.both(clock) as both:
+        pruner = Pruner(random.Random(seed), clock, both)
+        for _ in range(150):
+            pruner.step()
+        assert both.most_spans == PRUNED_SPANS
+        assert both.ahead > 10

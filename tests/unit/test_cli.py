@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_line() -> None:
     "arguments",
     [
         ("jobs", f"foo://user:{SECRET}@host/path"),
-        ("jobs", f"postgresql://user:{SECRET}@host/path"),
+        ("jobs", f"amqp://user:{SECRET}@host/path"),
         ("jobs", f"redis://:{SECRET}@host", f"redis://:{SECRET}@host"),
         ("jobs", f"user:{SECRET}@host"),
         ("jobs", f"sqlite:///jobs.db?password={SECRET}"),

@@ -325,6 +325,7 @@ PUBLIC = {
         "MemoryLease",
         "MissingDependency",
         "OutcomeUnknown",
+        "PostgresLease",
         "Run",
         "RunInterrupt",
         "RunLost",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect, connect_claim, connect_lease, hide_credentials
 from leasecron_sync.testing.memory import MemoryClaim
@@ -32,6 +33,55 @@ def test_a_sqlite_url_names_a_path(url: str, path: str) -> None:
     backend = connect(url)
     assert isinstance(backend, SQLiteLease)
     assert repr(backend) == f"SQLiteLease({path!r})"
+
+
+@pytest.mark.parametrize(
+    ("url", "dsn", "shown"),
+    [
+        ("postgresql://localhost/jobs", "postgresql://localhost/jobs", ""),
+        ("postgres://localhost/jobs", "postgres://localhost/jobs", ""),
+        ("PostgreSQL://localhost/jobs", "postgresql://localhost/jobs", ""),
+        ("postgresql://", "postgresql://", ""),
+        ("postgresql:///jobs?host=/tmp", "postgresql:///jobs?host=/tmp", ""),
+        (
+            "postgresql://alice:s3%40cret@one:5432,two/jobs?sslmode=require",
+            "postgresql://alice:s3%40cret@one:5432,two/jobs?sslmode=require",
+            "",
+        ),
+        (
+            "postgresql://h/jobs?schema=cron&sslmode=disable&table_prefix=app_",
+            "postgresql://h/jobs?sslmode=disable",
+            ", schema='cron', table_prefix='app_'",
+        ),
+        ("postgresql://h/jobs?table_prefix=", "postgresql://h/jobs", ", table_prefix=''"),
+        ("postgresql://h/jobs?sch%65ma=a%2Db", "postgresql://h/jobs", ", schema='a-b'"),
+    ],
+)
+def test_a_postgresql_url_names_a_database(url: str, dsn: str, shown: str) -> None:
+    backend = connect(url)
+    assert isinstance(backend, PostgresLease)
+    assert backend._dsn == dsn
+    assert repr(backend) == f"PostgresLease({hide_credentials(dsn)!r}{shown})"
+
+
+@pytest.mark.parametrize(
+    ("rest", "named"),
+    [
+        ("?sslmod=require", "it has: sslmod;"),
+        ("?sslmode=require&Schema=x&b=1", "it has: Schema, b;"),
+        ("?schema=1up", "schema '1up' must be"),
+        ("?schema=a.b", "schema 'a.b' must be"),
+        ("?schema=", "schema '' must be"),
+        ("?table_prefix=App_", "table_prefix 'App_' must be"),
+        (f"?table_prefix={'x' * 31}", "must be up to 30"),
+        ("?options=a@b", "special character.*%40"),
+        ("#part", "special character.*%23"),
+    ],
+)
+def test_a_postgresql_url_that_cannot_be_meant_is_refused(rest: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named) as caught:
+        connect(f"postgresql://alice:s3cret@localhost/jobs{rest}")
+    assert not any(secret in str(caught.value) for secret in SECRETS)
 
 
 def test_nothing_is_opened(tmp_path: Path) -> None:
@@ -91,8 +141,6 @@ def test_an_unknown_parameter_is_refused_by_name(base: str, rest: str, named: st
 @pytest.mark.parametrize(
     ("scheme", "store"),
     [
-        ("postgresql", "PostgreSQL"),
-        ("postgres", "PostgreSQL"),
         ("redis", "Redis"),
         ("rediss", "Redis"),
         ("unix", "Redis"),
@@ -104,7 +152,7 @@ def test_an_unknown_parameter_is_refused_by_name(base: str, rest: str, named: st
         ("amqps", "RabbitMQ"),
         ("nats", "NATS"),
         ("tls", "NATS"),
-        ("PostgreSQL", "PostgreSQL"),
+        ("Redis", "Redis"),
     ],
 )
 def test_a_backend_of_a_later_version_says_so(scheme: str, store: str) -> None:
@@ -115,7 +163,7 @@ def test_a_backend_of_a_later_version_says_so(scheme: str, store: str) -> None:
 
 @pytest.mark.parametrize("url", ["mysql://alice:s3cret@localhost/x", "http://localhost"])
 def test_an_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
-    with pytest.raises(ValueError, match=r"unknown scheme.*sqlite://, memory://") as caught:
+    with pytest.raises(ValueError, match=r"unknown scheme.*sqlite://, .*memory://") as caught:
         connect(url)
     assert not any(secret in str(caught.value) for secret in SECRETS)
 
@@ -168,6 +216,8 @@ def test_connect_claim_returns_claim_backends_only(monkeypatch: pytest.MonkeyPat
         ("postgresql:///db?password=s3cret", "postgresql:///db"),
         ("nats://s3cret@one:4222,two:4222", "nats://one:4222,two:4222"),
         ("amqp://alice:s3cret@localhost/%2Fvhost#s3cret", "amqp://localhost/%2Fvhost"),
+        ("postgresql://localhost/db?password=s3@cret", "postgresql://***"),
+        ("redis://alice:s3cret?x@localhost", "redis://***"),
         ("sqlite:////var/lib/jobs.db", "sqlite:////var/lib/jobs.db"),
         ("alice:s3cret@localhost", "***"),
     ],
@@ -182,6 +232,8 @@ def test_a_url_is_shown_without_user_password_and_parameters(url: str, shown: st
         "redis://alice:s3cret/more@localhost/0",
         "redis://alice:s3cret?more@localhost/0",
         "redis://alice:s3cret#more@localhost/0",
+        "redis://localhost/0?password=more@s3cret",
+        "redis://localhost/0#s3cret@more",
     ],
 )
 def test_a_password_that_is_not_encoded_is_not_shown_either(url: str) -> None:
@@ -210,9 +262,11 @@ def test_a_url_of_the_wrong_type_is_not_shown() -> None:
         "sqlite://alice:s3cret@localhost/jobs.db?x=1",
         "memory://alice:s3cret@localhost?password=s3cret",
         "sqlite:///jobs.db?password=s3cret",
+        "postgresql://alice:s3cret?x@localhost/jobs",
+        "postgresql://alice:s3cret@localhost/jobs?passwort=s3cret",
     ],
 )
 def test_no_error_shows_credentials(url: str) -> None:
-    with pytest.raises(ValueError, match=r"sqlite|memory") as caught:
+    with pytest.raises(ValueError, match=r"sqlite|memory|postgresql") as caught:
         connect(url)
     assert not any(secret in str(caught.value) for secret in SECRETS)

@@ -37,6 +37,7 @@ class ContentionCases:
         instances = [store.instance() for _ in range(8)]
         for number in range(ROUNDS):
             run = store.run(f"job {number}")
+            instances[0].register(run.job)  # so that they meet at the run, not where jobs are made
             for attempt in (1, 2):
                 replies = race([partial(instance.ask, run) for instance in instances])
                 granted = [reply.lease for reply in replies if reply.lease is not None]
@@ -52,6 +53,7 @@ class ContentionCases:
             job = f"job {number}"
             runs = [store.run(job, ago_ms=age) for age in range(6)]
             wish = (SKIP, DEFER)[number % 2]
+            instances[0].register(job)
             replies = race(
                 [
                     partial(instance.ask, instance.intend(run, on_overlap=wish))
@@ -69,6 +71,7 @@ class ContentionCases:
         instances = [store.instance() for _ in range(8)]
         for number in range(ROUNDS):
             runs = [store.run(f"job {number}", ago_ms=age) for age in range(8)]
+            instances[0].register(f"job {number}")
             leases = race(
                 [
                     partial(instance.win, instance.intend(run, on_overlap=ALLOW))
@@ -85,6 +88,7 @@ class ContentionCases:
         instances = [store.instance() for _ in range(8)]
         for number in range(ROUNDS):
             claim = instances[0].intend(store.run(f"job {number}"))
+            instances[0].register(claim.key.job)
             leases = race([partial(instance.win, claim) for instance in instances])
             assert len({lease.ref for lease in leases}) == 1
             assert {lease.attempt for lease in leases} == {1}

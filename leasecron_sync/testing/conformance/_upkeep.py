@@ -90,6 +90,20 @@ class UpkeepCases:
         back = asker.register("forgotten", "definition 0")
         assert back.owed_from_ms >= now_ms > dates["forgotten", 9]
 
+    def test_schedule_displaced_while_the_clock_was_far_ahead_is_a_new_one(
+        self, store: LeaseStore
+    ) -> None:
+        """REGISTER-3: ten minutes, in both directions."""
+        store.needs_exact_clock()
+        asker = store.instance()
+        asker.register(fingerprint="old")
+        store.advance(HOUR_MS)
+        asker.register(fingerprint="new")
+        store.set_back()
+        store.advance(1)
+        now_ms = store.now_ms()
+        assert asker.register(fingerprint="old").owed_from_ms == now_ms
+
     def test_owed_since_date_is_never_in_the_future(self, store: LeaseStore) -> None:
         """REGISTER-4: if the clock was set back behind it, it counts as now."""
         asker = store.instance()
