@@ -81,9 +81,20 @@ def sql_of(name: str) -> str:
 
 def schema_sql(names: Names) -> str:
     """Return the SQL that an administrator would run to make the store."""
-    parts = [sql_of("schema"), sql_of("meta"), *(sql_of(name) for name in FUNCTIONS)]
+    tables = ", ".join(f"{{schema}}.{name}" for name in names.prefixed(TABLES))
+    head = (
+        f"-- Tables and functions of leasecron_sync, store format {STORE_FORMAT}, for PostgreSQL "
+        f"{OLDEST_SERVER // 10_000} or newer. What is there\n"
+        "-- already is left as it is. A role that uses the store needs no right to create, only:\n"
+        "--   GRANT USAGE ON SCHEMA {schema} TO role;\n"
+        f"--   GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO role;\n"
+        "-- and EXECUTE on the functions, which everybody has unless it was revoked.\n"
+        "BEGIN;\n"
+        f"SELECT pg_advisory_xact_lock({LOCK});\n"
+    )
+    parts = [head, sql_of("schema"), sql_of("meta"), *map(sql_of, FUNCTIONS), "COMMIT;\n"]
     if names.schema != "public":
-        parts.insert(0, "CREATE SCHEMA IF NOT EXISTS {schema};\n")
+        parts.insert(1, "CREATE SCHEMA IF NOT EXISTS {schema};\n")
     return names.filled("\n".join(parts))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Mapping
@@ -17,6 +16,14 @@ TURN_MS = 20
 META = "leasecron_meta"
 TABLES = {META, "leasecron_space", "leasecron_job", "leasecron_run", "leasecron_pruned"}
 INDEXES = {"leasecron_run_unsettled", "leasecron_run_time"}
+
+# What the file says of itself; the id tells a store that lost its data from the one before.
+_META_ROWS = f"""\
+INSERT OR IGNORE INTO leasecron_meta (name, value) VALUES
+  ('format', '{STORE_FORMAT}'),
+  ('store_id', lower(hex(randomblob(16)))),
+  ('clock_ms', '0'),
+  ('writes', '0')"""
 
 
 def use_log(connection: sqlite3.Connection, clock: Clock, deadline_ms: int) -> bool:
@@ -56,20 +63,9 @@ def make_store(connection: sqlite3.Connection, path: str) -> None:
         check_format(path, read_meta(connection))
     if found >= TABLES | INDEXES:
         return
-    for statement in _schema():
+    for statement in _statements():
         connection.execute(statement)
-    if META in found and not found >= TABLES:
-        # What was in the others is lost, and instances tell that by the id.
-        connection.execute("DELETE FROM leasecron_meta WHERE name = 'store_id'")
-    for name, value in (
-        ("format", str(STORE_FORMAT)),
-        ("store_id", os.urandom(16).hex()),
-        ("clock_ms", "0"),
-        ("writes", "0"),
-    ):
-        connection.execute(
-            "INSERT OR IGNORE INTO leasecron_meta (name, value) VALUES (?, ?)", (name, value)
-        )
+    connection.execute(_META_ROWS)
 
 
 def is_whole(connection: sqlite3.Connection) -> bool:
@@ -102,9 +98,17 @@ def _own_names(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in rows.fetchall()}
 
 
-def _schema() -> list[str]:
+def schema_sql() -> str:
+    """Return the SQL that makes a store of a file."""
+    return f"BEGIN IMMEDIATE;\n\n{_schema()}\n{_META_ROWS};\n\nCOMMIT;\n"
+
+
+def _statements() -> list[str]:
+    return [part for part in _schema().split(";\n") if part.strip()]
+
+
+def _schema() -> str:
     from importlib import resources  # late: it is slow to import, and needed once
 
     folder = resources.files("leasecron_sync.backends") / "_sql" / "sqlite"
-    text = (folder / "schema.sql").read_text(encoding="utf-8")
-    return [part for part in text.split(";\n") if part.strip()]
+    return (folder / "schema.sql").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from leasecron_sync.backends._postgres_rows import (
     text_array,
     unreadable,
 )
-from leasecron_sync.backends._postgres_schema import Facts, Names, met, sql_of
+from leasecron_sync.backends._postgres_schema import Facts, Names, met, schema_sql, sql_of
 from leasecron_sync.backends._secrets import shown_dsn
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
@@ -119,6 +119,14 @@ class PostgresLease(LeaseBackend):
         if names.prefix != "leasecron_":
             parts.append(f"table_prefix={names.prefix!r}")
         return f"PostgresLease({', '.join(parts)})"
+
+    def schema_sql(self) -> str:
+        """Return the SQL that makes the tables and functions where they are missing.
+
+        An administrator runs it where the user of the scheduler may not create tables. It may be
+        run again, also while schedulers are at work.
+        """
+        return schema_sql(self._names)
 
     def open(self, settings: BackendSettings) -> None:
         try:

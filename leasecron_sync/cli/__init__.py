@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, NoReturn, Optional
 
-from leasecron_sync.cli import demo, history, jobs, run
+from leasecron_sync.cli import demo, history, jobs, run, schema
 from leasecron_sync.cli import next as next_command
 from leasecron_sync.cli.output import (
     BROKEN_PIPE,
@@ -53,6 +53,7 @@ _COMMANDS = (
     _Command(next_command.NAME, next_command.HELP, next_command.configure, next_command.command),
     _Command(jobs.NAME, jobs.HELP, jobs.configure, jobs.command),
     _Command(history.NAME, history.HELP, history.configure, history.command),
+    _Command(schema.NAME, schema.HELP, schema.configure, schema.command),
 )
 
 

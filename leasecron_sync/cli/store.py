@@ -1,4 +1,4 @@
-"""From a URL on the command line to a store that is only read."""
+"""From a URL on the command line to a backend, and to a store that is only read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import secrets
 import sqlite3
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final, Optional
+from typing import Final, NamedTuple, Optional
 from urllib.parse import quote, unquote, urlsplit
 
-from leasecron_sync.backends.base import BackendSettings, LeaseBackend
+from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect
@@ -24,8 +24,8 @@ VARIABLE: Final = "LEASECRON_SYNC_URL"
 _MAX_FILE = 64 * 1024
 
 
-def configure_store(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments that name a store."""
+def configure_url(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument that says where a store is."""
     parser.add_argument(
         "url",
         metavar="URL",
@@ -33,6 +33,11 @@ def configure_store(parser: argparse.ArgumentParser) -> None:
         help=f"the store, such as sqlite:///jobs.db; @FILE reads the URL from a file; {VARIABLE} "
         "is used when it is left out",
     )
+
+
+def configure_store(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that name a store."""
+    configure_url(parser)
     parser.add_argument(
         "--namespace",
         metavar="NAME",
@@ -68,7 +73,27 @@ def opened_store(url: Optional[str], namespace: str) -> Generator[LeaseBackend, 
         backend.close()
 
 
-def _backend(given: Optional[str]) -> LeaseBackend:
+def given_backend(given: Optional[str]) -> Backend:
+    """Return the backend that the command line or the environment names; nothing is connected.
+
+    Args:
+        given: The URL as given on the command line.
+
+    Raises:
+        UsageError: There is no URL, or it is none.
+        CommandError: The file with the URL cannot be read.
+    """
+    return _connected(_url(given))
+
+
+class _Url(NamedTuple):
+    """A URL, and where it was found, if it was not given."""
+
+    text: str
+    source: str
+
+
+def _url(given: Optional[str]) -> _Url:
     text, source = (given, "") if given is not None else (os.environ.get(VARIABLE), VARIABLE)
     if not text:
         message = f"there is no URL: give one such as sqlite:///jobs.db, or set {VARIABLE}"
@@ -82,11 +107,20 @@ def _backend(given: Optional[str]) -> LeaseBackend:
             "a URL starts with a scheme: sqlite:///jobs.db for the file jobs.db in this folder"
         )
         raise UsageError(message)
+    return _Url(text, source)
+
+
+def _connected(url: _Url) -> Backend:
     try:
-        backend = connect(text)
+        return connect(url.text)
     except ValueError as error:
-        message = f"{source}: {error}" if source else str(error)
+        message = f"{url.source}: {error}" if url.source else str(error)
         raise UsageError(message) from error
+
+
+def _backend(given: Optional[str]) -> LeaseBackend:
+    url = _url(given)
+    backend = _connected(url)
     if not isinstance(backend, LeaseBackend):
         message = f"{type(backend).__name__} keeps no record of runs: there is nothing to show"
         raise CommandError(message)
@@ -94,7 +128,7 @@ def _backend(given: Optional[str]) -> LeaseBackend:
         message = "a memory:// store lives inside one process: there is nothing to see from here"
         raise CommandError(message)
     if isinstance(backend, SQLiteLease):
-        _check_file(unquote(urlsplit(text).path[1:], errors="surrogateescape"))
+        _check_file(unquote(urlsplit(url.text).path[1:], errors="surrogateescape"))
     return backend
 
 

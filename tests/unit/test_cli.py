@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 
 from leasecron_sync import Scheduler
 from leasecron_sync.backends.base import BackendSettings
+from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.cli import demo, main
 from leasecron_sync.cli.demo_facts import (
@@ -98,12 +100,12 @@ def program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 def test_version_and_help_are_shown(capsys: Output) -> None:
     assert told(capsys, "--version").startswith("leasecron-sync ")
     text = told(capsys, "--help")
-    assert all(name in text for name in ("demo", "run", "next", "jobs", "history"))
-    for name in ("demo", "run", "next", "jobs", "history"):
+    assert all(name in text for name in ("demo", "run", "next", "jobs", "history", "schema"))
+    for name in ("demo", "run", "next", "jobs", "history", "schema"):
         assert f"leasecron-sync {name}" in told(capsys, name, "--help")
 
 
-@pytest.mark.parametrize("arguments", [(), ("doctor",), ("schema",), ("exec",), ("--nonsense",)])
+@pytest.mark.parametrize("arguments", [(), ("doctor",), ("exec",), ("--nonsense",)])
 def test_what_is_no_command_is_a_wrong_use(capsys: Output, arguments: tuple[str, ...]) -> None:
     assert "--help" in failure(capsys, 2, *arguments)
 
@@ -159,6 +161,8 @@ def test_a_full_disk_is_one_line() -> None:
         ("jobs", f"redis://:{SECRET}@host", f"redis://:{SECRET}@host"),
         ("jobs", f"user:{SECRET}@host"),
         ("jobs", f"sqlite:///jobs.db?password={SECRET}"),
+        ("schema", f"postgresql://user:{SECRET}@host/db?schema=1"),
+        ("schema", f"postgresql://user:{SECRET}@host/db?nonsense=1"),
         ("history", f"--limit=redis://:{SECRET}@host"),
         ("history", f"redis://user:{SECRET}/with/slash@host/0"),
         ("run", f"redis://:{SECRET}@host"),
@@ -889,3 +893,43 @@ def test_demo_lines_are_one_per_event(capsys: Output) -> None:
 def test_demo_takes_no_arguments(capsys: Output) -> None:
     demo.configure(argparse.ArgumentParser())
     failure(capsys, 2, "demo", "--fast")
+
+
+# -- schema ----------------------------------------------------------------------------------------
+
+
+def test_the_schema_of_a_database_is_printed_without_a_connection(capsys: Output) -> None:
+    url = f"postgresql://user:{SECRET}@nowhere.invalid/db?schema=cron&table_prefix=own_"
+    text = told(capsys, "schema", url)
+    backend = PostgresLease("host=elsewhere", schema="cron", table_prefix="own_")
+    assert text == backend.schema_sql()
+    assert 'CREATE TABLE IF NOT EXISTS "cron".own_run (' in text
+    assert not any(word in text for word in (SECRET, "nowhere", "leasecron_run", "{prefix}"))
+
+
+def test_the_schema_of_a_file_makes_a_store_of_it(capsys: Output, tmp_path: Path) -> None:
+    text = told(capsys, "schema", f"sqlite:///{tmp_path}/jobs.db")
+    assert list(tmp_path.iterdir()) == [], "nothing is made"
+    ids: list[str] = []
+    for name in ("one.db", "two.db"):
+        for _ in range(2):  # it may be run again
+            with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
+                connection.executescript(text)
+                rows = connection.execute("SELECT value FROM leasecron_meta WHERE name='store_id'")
+                [(store_id,)] = rows.fetchall()
+        backend = SQLiteLease(tmp_path / name)
+        backend.open(BackendSettings("default", "me", 5_000))
+        ids.append(backend.probe().store_id)
+        backend.close()
+        assert ids[-1] == store_id
+    assert ids[0] != ids[1]
+
+
+def test_what_keeps_no_tables_has_no_schema(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "keeps no tables" in failure(capsys, 1, "schema", "memory://tests")
+    monkeypatch.delenv("LEASECRON_SYNC_URL", raising=False)
+    assert "there is no URL" in failure(capsys, 2, "schema")
+    monkeypatch.setenv("LEASECRON_SYNC_URL", "sqlite:///jobs.db")
+    assert "CREATE TABLE" in told(capsys, "schema")

@@ -6,6 +6,7 @@ import builtins
 import json
 import logging
 import os
+import re
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -381,13 +382,16 @@ def role(bench: Bench, *grants: str) -> Iterator[str]:
         bench.sql(f"DROP ROLE {name}")
 
 
-TO_USE = ("USAGE ON SCHEMA {s}", "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {s}")
-
-
-def test_a_role_that_may_not_create_uses_what_an_administrator_made(bench: Bench) -> None:
-    bench.script(schema_sql(Names(bench.schema, "leasecron_")))
-    with role(bench, *TO_USE) as url:
-        backend = bench.open(url)
+@pytest.mark.parametrize("prefix", ["leasecron_", "own_", ""])
+def test_a_role_that_may_not_create_uses_what_an_administrator_made(
+    bench: Bench, prefix: str
+) -> None:
+    text = PostgresLease(bench.url, schema=bench.schema, table_prefix=prefix).schema_sql()
+    bench.script(text)
+    grants = re.findall("^--   GRANT (.*) TO role;$", text, re.MULTILINE)  # as it says itself
+    assert len(grants) == 2
+    with role(bench, *grants) as url:
+        backend = bench.open(url, table_prefix=prefix)
         assert len(backend.probe().store_id) == 32
         lease = win(backend, bench.intend())
         for call in every_call(backend, bench.intend(), lease):

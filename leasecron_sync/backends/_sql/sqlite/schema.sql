@@ -6,6 +6,13 @@ CREATE TABLE IF NOT EXISTS leasecron_meta (
   value TEXT NOT NULL
 ) WITHOUT ROWID;
 
+-- A table that is gone took its records along: what is made now is another store.
+DELETE FROM leasecron_meta WHERE name = 'store_id' AND 4 > (
+  SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN (
+    'leasecron_space', 'leasecron_job', 'leasecron_run', 'leasecron_pruned'
+  )
+);
+
 CREATE TABLE IF NOT EXISTS leasecron_space (
   id   INTEGER PRIMARY KEY,
   name TEXT NOT NULL UNIQUE
