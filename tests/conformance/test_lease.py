@@ -20,8 +20,10 @@ from leasecron_sync.testing.clock import ManualClock
 from leasecron_sync.testing.conformance import LeaseConformance
 from leasecron_sync.testing.faults import FaultyLease
 from tests.conformance.clocks import RunningClock
-from tests.services.postgres import execute
+from tests.services.fixtures import had
+from tests.services.postgres import execute, through
 from tests.services.server import Server
+from tests.services.services import Services
 
 
 class _OnManualClock(LeaseConformance):
@@ -141,3 +143,20 @@ class TestPostgresLease(_OnManualClock):
         with closing(psycopg2.connect(self.url)) as connection, connection:
             connection.cursor().execute("LOCK TABLE conformance.leasecron_space")
             yield
+
+
+class TestPostgresLeaseThroughPgbouncer(TestPostgresLease):
+    """Behind a pooler in transaction mode."""
+
+    @pytest.fixture
+    def backend_factory(
+        self, services: Services, postgres_server: Server
+    ) -> Callable[[], LeaseBackend]:
+        clock = self.clock = ManualClock()
+        self.url = postgres_server.url
+        url = through(self.url, had(lambda: services.pgbouncer(postgres_server)))
+
+        class OnManualClock(PostgresLease):
+            _now_ms = staticmethod(clock.now_ms)
+
+        return lambda: OnManualClock(url, schema="conformance")
