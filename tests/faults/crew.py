@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from leasecron_sync import LeaseRun, Scheduler, every
@@ -119,11 +120,15 @@ class Crew:
         assert eventually(lambda: now_ms() >= until_ms, LIMIT_S)
 
     def wait_at_work(self, instance: int = 0) -> None:
-        """Wait until an instance executes a run that takes its time."""
+        """Wait until an instance has just begun with a run that takes its time."""
         scheduler = self._schedulers[instance]
-        assert eventually(
-            lambda: [run for run in scheduler.status().runs if run.job != "quick"], LIMIT_S
-        )
+
+        def runs() -> set[tuple[str, datetime]]:
+            found = scheduler.status().runs
+            return {(run.job, run.scheduled_time) for run in found if run.job != "quick"}
+
+        before = runs()
+        assert eventually(lambda: runs() - before, LIMIT_S)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -239,11 +239,12 @@ def test_a_network_that_falls_silent(
             one.swallow()
 
     def forward() -> None:
+        if meets < INSTANCES:
+            scene.crew.wait_told("run_taken_over", 1, 0)
         for one in between:
             one.forward()
 
-    report = endure(scene, silent, forward, meets=meets)
-    assert report.totals.takeovers > 0
+    endure(scene, silent, forward, meets=meets)
 
 
 @often
