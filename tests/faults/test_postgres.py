@@ -9,14 +9,28 @@ the history is judged: no run is doubled, and when the store is back none is los
 from __future__ import annotations
 
 import logging
+import random
 import threading
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Callable, Union
 
 import pytest
 
+from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.clock import SystemClock
+from leasecron_sync.model import (
+    JobStamp,
+    LeaseClaim,
+    LeaseRef,
+    OnOverlap,
+    Outcome,
+    RunKey,
+    Settlement,
+)
 from leasecron_sync.testing import Report
 from tests.faults.crew import LIMIT_S, Crew, now_ms
 from tests.faults.processes import LONG
@@ -366,3 +380,87 @@ def test_a_replica_that_follows_synchronously_takes_over(scene: Scene, own: Own)
         scene.server = replica
 
     endure(scene, primary.kill, fail_over)
+
+
+# -- calls of every kind at once -------------------------------------------------------------------
+
+
+class Caller:
+    """One instance that asks for whatever comes to its mind, of a few runs that all have in mind.
+
+    Args:
+        url: Of the database.
+        rank: Decides what.
+        refs: The leases that were granted, of all callers.
+    """
+
+    JOBS = tuple(f"job {number}" for number in range(6))
+
+    def __init__(self, url: str, rank: int, refs: list[LeaseRef]) -> None:
+        self._backend = PostgresLease(url, schema="cron")
+        self._name = f"caller {rank}"
+        self._dice = random.Random(rank)
+        self._refs = refs
+        self.calls = 0
+
+    def call_until(self, end: threading.Event) -> None:
+        """Call; an error ends it."""
+        backend, dice = self._backend, self._dice
+        backend.open(BackendSettings("default", self._name, 5_000))
+        steps = (self._claim, self._claim, self._renew, self._settle, self._prune, self._register)
+        try:
+            while not end.is_set():
+                dice.choice(steps)()
+                self.calls += 1
+        finally:
+            backend.close()
+
+    def _claim(self) -> None:
+        claims = [self._intend() for _ in range(self._dice.choice([1, 3, 8]))]
+        replies = self._backend.claim(claims)
+        self._refs += [reply.lease.ref for reply in replies if reply.lease is not None]
+
+    def _intend(self) -> LeaseClaim:
+        dice, at_ms = self._dice, now_ms()
+        return LeaseClaim(
+            key=RunKey(dice.choice(self.JOBS), at_ms - dice.randrange(60)),
+            due_ms=at_ms - 10_000,
+            holder=self._name,
+            decision_id=uuid.uuid4().hex,
+            lease_ms=dice.choice([5, 50, 500]),
+            max_attempts=100,
+            on_overlap=dice.choice(list(OnOverlap)),
+            max_age_ms=60_000,
+            takeover_ms=dice.choice([5, 100, 60_000]),
+        )
+
+    def _some(self) -> list[LeaseRef]:
+        newest = self._refs[-60:]
+        return self._dice.sample(newest, min(len(newest), self._dice.choice([1, 5, 12])))
+
+    def _renew(self) -> None:
+        self._backend.renew(self._some(), 50)
+
+    def _settle(self) -> None:
+        asked = [(ref, Settlement(self._dice.choice(list(Outcome)))) for ref in self._some()]
+        if asked:
+            self._backend._settle_all(asked, SystemClock().steady_ms() + 5_000)
+
+    def _prune(self) -> None:
+        self._backend.prune(self._dice.choice([0, 5, 40]), self._dice.choice([3, 1_000]))
+
+    def _register(self) -> None:
+        self._backend.register([JobStamp(job, "x") for job in self._dice.sample(self.JOBS, 4)])
+
+
+def test_batches_of_every_kind_at_once_never_wait_for_each_other_in_a_circle(scene: Scene) -> None:
+    refs: list[LeaseRef] = []
+    callers = [Caller(scene.url, rank, refs) for rank in range(8)]
+    end = threading.Event()
+    with ThreadPoolExecutor(len(callers)) as pool:
+        waiting = [pool.submit(caller.call_until, end) for caller in callers]
+        wait(waiting, timeout=60 if LONG else 4, return_when=FIRST_EXCEPTION)
+        end.set()
+        for one in waiting:
+            one.result(LIMIT_S)
+    assert min(caller.calls for caller in callers) > 10

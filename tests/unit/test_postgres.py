@@ -860,6 +860,22 @@ def test_locks_of_others_end_a_call_in_time_and_surely_without_effect(bench: Ben
     assert backend.settle(lease.ref, FINISHED).accepted
 
 
+def test_pruning_does_not_wait_for_who_settles_an_old_run_once_more(bench: Bench) -> None:
+    """Who does may have locked a younger run before, for which pruning makes it wait."""
+    backend = bench.open()
+    claims = [bench.intend(ago_ms=age) for age in (LEASE_MS, 2 * LEASE_MS)]
+    for claim in claims:
+        assert backend.settle(win(backend, claim).ref, FINISHED).accepted
+    with closing(_connected(bench.url)) as other:
+        other.cursor().execute(
+            f"SELECT FROM {bench.schema}.leasecron_run WHERE scheduled_ms = %s FOR UPDATE",
+            (claims[0].key.scheduled_ms,),
+        )
+        assert backend.prune(0, 10).deleted == 1
+        assert [record.key for record in backend.history(None, 10)] == [claims[0].key]
+    assert backend.prune(0, 10).deleted == 1
+
+
 def test_a_renewal_waits_for_no_other_call_of_its_instance(bench: Bench) -> None:
     backend = bench.open()
     lease = win(backend, bench.intend())

@@ -84,9 +84,11 @@ BEGIN
       WHERE l.job_id = ANY (v_jobs)
       ORDER BY l.job_id, l.scheduled_ms
     ) k
+    -- Those are not waited for that somebody looks at just now, to renew or to settle once more:
+    -- with locks on younger runs, from above, this could be a deadlock. The next call takes them.
     CROSS JOIN LATERAL (
       SELECT x.ctid AS place FROM {schema}.{prefix}run x
-      WHERE x.job_id = k.job_id AND x.scheduled_ms = k.scheduled_ms FOR UPDATE
+      WHERE x.job_id = k.job_id AND x.scheduled_ms = k.scheduled_ms FOR UPDATE SKIP LOCKED
     ) r
   ),
   of_jobs AS (
