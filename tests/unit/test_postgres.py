@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 
+from leasecron_sync import Scheduler, every
 from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends._postgres_errors import unreachable
 from leasecron_sync.backends._postgres_link import targets
@@ -45,10 +46,12 @@ from leasecron_sync.model import (
     Outcome,
     RenewReply,
     RunKey,
+    RunState,
     Settlement,
     SettleReply,
     Verdict,
 )
+from leasecron_sync.testing import ManualClock, ManualScheduler
 from leasecron_sync.testing.conformance._names import ODD_NAMES
 from leasecron_sync.testing.conformance._race import race
 from tests.services.postgres import execute
@@ -639,6 +642,22 @@ def test_clock_1_a_claim_that_waited_for_a_lock_reads_the_clock_afterwards(bench
         contenders: list[Callable[[], Any]] = [free_then, partial(win, backend, later)]
         freed_ms, lease = race(contenders)
     assert lease.ref.token >= freed_ms
+
+
+def test_a_scheduler_that_is_moved_by_hand_moves_the_clock_of_its_store(bench: Bench) -> None:
+    clock = ManualClock()
+    scheduler = Scheduler(PostgresLease(bench.url, schema=bench.schema))
+    seen: list[str] = []
+    scheduler.add_job(lambda: seen.append("ran"), every(seconds=60), name="job")
+    manual = ManualScheduler(scheduler, clock)
+    manual.start()
+    manual.advance(180_000)
+    records = manual.history()
+    manual.stop()
+    manual.end_stop()
+    assert seen == ["ran"] * 3
+    assert [record.state for record in records] == [RunState.FINISHED] * 3
+    assert all(record.settled_ms == record.key.scheduled_ms for record in records)
 
 
 def _waiting(bench: Bench) -> int:
