@@ -6,6 +6,7 @@ import logging
 
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect, connect_claim, connect_lease
 from leasecron_sync.errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "MissingDependency",
     "OutcomeUnknown",
     "PostgresLease",
+    "RedisLease",
     "Run",
     "RunInterrupt",
     "RunLost",

@@ -10,18 +10,12 @@ from leasecron_sync.backends._secrets import hide_credentials
 from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 
 __all__ = ["connect", "connect_claim", "connect_lease", "hide_credentials"]
 
 _LATER = {
-    "redis": "Redis",
-    "rediss": "Redis",
-    "valkey": "Valkey",
-    "valkeys": "Valkey",
-    "unix": "Redis",
-    "redis+sentinel": "Redis",
-    "redis+cluster": "Redis",
     "amqp": "RabbitMQ",
     "amqps": "RabbitMQ",
     "nats": "NATS",
@@ -35,8 +29,10 @@ def connect(url: str) -> Backend:
     ``sqlite:///jobs.db`` is a path relative to the working directory,
     ``sqlite:////var/lib/jobs.db`` an absolute one. ``postgresql://user@host/database`` takes the
     parameters of libpq, and ``schema`` and ``table_prefix`` as ``PostgresLease`` does.
-    ``memory://name`` is shared in the process. Characters such as ``%``, ``?`` and ``#`` in a path
-    or a password are written percent-encoded.
+    ``redis://host:6379/0`` (also ``rediss``, ``valkey``, ``valkeys`` and ``unix``) is a server,
+    ``redis+sentinel://host:26379/service/0`` what sentinels know, ``redis+cluster://host:6379`` a
+    cluster. ``memory://name`` is shared in the process. Characters such as ``%``, ``?`` and ``#``
+    in a path or a password are written percent-encoded.
 
     Args:
         url: Scheme, place, and parameters of the backend.
@@ -188,9 +184,28 @@ def _postgres(url: str) -> PostgresLease:
     return PostgresLease(f"{dsn}?{'&'.join(others)}" if others else dsn, **own)
 
 
+_STRATEGY = re.compile(r"(?:^|&)strategy(?:=|&|$)")
+
+
+def _redis(url: str) -> RedisLease:
+    if _STRATEGY.search(url.partition("?")[2]):
+        message = (
+            f"{hide_credentials(url)}: 'strategy' names a claim backend for Redis, which is not in "
+            "this version of leasecron_sync yet; without it the URL names a lease"
+        )
+        raise ValueError(message)
+    return RedisLease(url)
+
+
 _MAKERS: dict[str, Callable[[str], Backend]] = {
     "sqlite": _sqlite,
     "postgresql": _postgres,
     "postgres": _postgres,
+    **{
+        scheme if not group else f"{scheme}+{group}": _redis
+        for group in ("", "sentinel", "cluster")
+        for scheme in ("redis", "rediss", "valkey", "valkeys")
+    },
+    "unix": _redis,
     "memory": _memory,
 }

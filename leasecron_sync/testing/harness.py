@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
@@ -137,7 +138,7 @@ class ManualScheduler:
         options = self._scheduler._options  # noqa: SLF001
         backend = self._backend
         inner = _innermost(backend)
-        if isinstance(inner, (MemoryLease, SQLiteLease, PostgresLease, MemoryClaim)):
+        if isinstance(inner, (MemoryLease, SQLiteLease, PostgresLease, RedisLease, MemoryClaim)):
             inner._now_ms = self._store_clock.now_ms  # noqa: SLF001
         instance_id = self._new_id()
         backend.open(BackendSettings(options.namespace, instance_id, options.call_timeout_ms))

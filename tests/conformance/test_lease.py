@@ -11,15 +11,18 @@ from typing import Callable
 
 import pytest
 
+from leasecron_sync.backends._redis_scripts import keys_of
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.model import RunKey
 from leasecron_sync.testing.clock import ManualClock
 from leasecron_sync.testing.conformance import LeaseConformance
 from leasecron_sync.testing.faults import FaultyLease
 from tests.conformance.clocks import RunningClock
+from tests.services import redis
 from tests.services.fixtures import had
 from tests.services.postgres import execute, through
 from tests.services.server import Server
@@ -160,3 +163,32 @@ class TestPostgresLeaseThroughPgbouncer(TestPostgresLease):
             _now_ms = staticmethod(clock.now_ms)
 
         return lambda: OnManualClock(url, schema="conformance")
+
+
+class TestRedisLease(_OnManualClock):
+    url: str
+
+    @pytest.fixture
+    def backend_factory(self, redis_url: str) -> Callable[[], LeaseBackend]:
+        clock = self.clock = ManualClock()
+        self.url = redis_url
+
+        class OnManualClock(RedisLease):
+            _now_ms = staticmethod(clock.now_ms)
+
+        return lambda: OnManualClock(redis_url)
+
+    def plant_unreadable(self, namespace: str, run: RunKey) -> None:
+        runs = keys_of(namespace)[3]
+        ending = f":{run.job}:{run.scheduled_ms + 10**15:016d}"
+        names = redis.execute(self.url, "HKEYS", runs)
+        [member] = [name for name in names if name.decode().endswith(ending)]
+        redis.execute(self.url, "HSET", runs, member, '["99"]')
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        redis.execute(self.url, "CLIENT", "PAUSE", 30_000, "WRITE")
+        try:
+            yield
+        finally:
+            redis.execute(self.url, "CLIENT", "UNPAUSE")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
+from leasecron_sync.backends._redis_scripts import keys_of
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.model import (
@@ -29,6 +32,7 @@ from leasecron_sync.testing.clock import ManualClock
 from tests.model.histories import HOUR_MS, INSTANCES, JOBS
 from tests.model.plain import PlainStore
 from tests.services.postgres import execute
+from tests.services.redis import execute as execute_on_redis
 
 Factory = Callable[[ManualClock, str], LeaseBackend]
 """Makes an unopened backend under this clock, on the store that this text may name."""
@@ -61,6 +65,16 @@ def spans_in_postgres(url: str, schema: str, namespace: str) -> Spans:
         namespace,
     )
     return spans_of(rows)
+
+
+def spans_in_redis(url: str, namespace: str) -> Spans:
+    """Read what was pruned from the records of a namespace's jobs."""
+    found = execute_on_redis(url, "HGETALL", keys_of(namespace)[2])
+    spans: dict[str, tuple[Span, ...]] = {}
+    for job, packed in found.items():
+        ends = [int(ms) for ms in json.loads(packed)[6]]
+        spans[job.decode()] = tuple(zip(ends[::2], ends[1::2]))
+    return spans
 
 
 def _in_order(reply: LeaseReply) -> LeaseReply:
@@ -141,7 +155,7 @@ class Both:
             return
         replies = [self.plain.settle(lease, settlement) for lease, settlement in asked]
         backend = self.backend
-        if isinstance(backend, (SQLiteLease, PostgresLease)):
+        if isinstance(backend, (SQLiteLease, PostgresLease, RedisLease)):
             # What its group calls when that many threads have something to settle.
             found = list(backend._settle_all(asked, SystemClock().steady_ms() + 5_000))
         else:

@@ -23,10 +23,11 @@ from hypothesis import HealthCheck, given, settings
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.protocol.transition import PRUNED_SPANS
 from leasecron_sync.testing.clock import ManualClock
-from tests.model.both import Both, Spans, Store, spans_in_postgres, spans_of
+from tests.model.both import Both, Spans, Store, spans_in_postgres, spans_in_redis, spans_of
 from tests.model.histories import (
     HISTORIES,
     Operation,
@@ -107,6 +108,25 @@ def _postgres(request: pytest.FixtureRequest) -> Iterator[Store]:
         PostgresLease.close(backend)
 
 
+def _redis(request: pytest.FixtureRequest) -> Iterator[Store]:
+    services: Services = request.getfixturevalue("services")
+    yield from _of_redis(had(services.redis).url)
+
+
+def _valkey(request: pytest.FixtureRequest) -> Iterator[Store]:
+    services: Services = request.getfixturevalue("services")
+    yield from _of_redis(had(services.valkey).url)
+
+
+def _of_redis(url: str) -> Iterator[Store]:
+    def connect(clock: ManualClock, _store: str) -> LeaseBackend:
+        backend = RedisLease(url)
+        backend._now_ms = clock.now_ms
+        return backend
+
+    yield Store(connect, lambda _backend, namespace: spans_in_redis(url, namespace))
+
+
 @contextmanager
 def _without_waiting_for_the_disk() -> Iterator[None]:
     """Decisions are the subject here; that they are on the disk is tested elsewhere."""
@@ -134,6 +154,8 @@ BACKENDS = {
     "memory": Row(_memory, look_every=1),
     "sqlite": Row(_sqlite, look_every=1),
     "postgres": Row(_postgres, look_every=4),
+    "redis": Row(_redis, look_every=4),
+    "valkey": Row(_valkey, look_every=4),
 }
 
 

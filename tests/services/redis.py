@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 from urllib.parse import quote
 
 from tests.services.process import KeeperClient, Launcher, Program
 from tests.services.resp import Connection, Reply, ReplyError
 from tests.services.server import PrivateServer, Setting
 from tests.services.tls import Certificate, certificate_in, make_certificate
+
+
+def execute(url: str, *words: object) -> Any:  # noqa: ANN401 - of any command
+    """Execute one command on a connection of its own; return what redis-py makes of the reply."""
+    import redis
+
+    client: Any = redis.Redis.from_url(url)
+    with closing(client):
+        return client.execute_command(*words)
+
 
 DURABLE: dict[str, Setting] = {"appendonly": True, "appendfsync": "always"}
 """What was answered is on disk: for servers that are killed, and the default of a test's own."""

@@ -326,6 +326,7 @@ PUBLIC = {
         "MissingDependency",
         "OutcomeUnknown",
         "PostgresLease",
+        "RedisLease",
         "Run",
         "RunInterrupt",
         "RunLost",

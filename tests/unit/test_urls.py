@@ -8,6 +8,7 @@ import pytest
 
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect, connect_claim, connect_lease, hide_credentials
 from leasecron_sync.testing.memory import MemoryClaim
@@ -84,6 +85,71 @@ def test_a_postgresql_url_that_cannot_be_meant_is_refused(rest: str, named: str)
     assert not any(secret in str(caught.value) for secret in SECRETS)
 
 
+NO_CERTIFICATE = {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses", "options"),
+    [
+        ("redis://localhost:7000/2", (("localhost", 7000),), {"db": 2}),
+        ("REDIS://h", (("h", 6379),), {}),
+        ("redis://", (("localhost", 6379),), {}),
+        ("valkey://[::1]:7000?db=3", (("::1", 7000),), {"db": 3}),
+        (
+            "redis://alice:s3%40cret@h?client_name=cron",
+            (("h", 6379),),
+            {"username": "alice", "password": "s3@cret", "client_name": "cron"},
+        ),
+        ("redis://:s3cret@h/0", (("h", 6379),), {"password": "s3cret", "db": 0}),
+        (
+            "rediss://h?ssl_ca_certs=%2Fca.pem&ssl_check_hostname=false",
+            (("h", 6379),),
+            {"ssl_ca_certs": "/ca.pem", "ssl_check_hostname": False},
+        ),
+        ("unix:///run/a%20b.sock?db=1", (), {"path": "/run/a b.sock", "db": 1}),
+        ("redis+sentinel://a,b:1/main/4", (("a", 26379), ("b", 1)), {"db": 4}),
+        ("valkeys+cluster://a:1,b", (("a", 1), ("b", 6379)), {"ssl_check_hostname": True}),
+        ("rediss://h?ssl_cert_reqs=none", (("h", 6379),), NO_CERTIFICATE),
+    ],
+)
+def test_a_redis_url_names_a_server(
+    url: str, addresses: tuple[tuple[str, int], ...], options: dict[str, object]
+) -> None:
+    backend = connect(url)
+    assert isinstance(backend, RedisLease)
+    assert backend._place.addresses == addresses
+    assert backend._place.options == options
+    assert repr(backend) == f"RedisLease({hide_credentials(url)!r})"
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("redis://alice:s3cret@h/jobs", "database is a number"),
+        ("redis://alice:s3cret@h/0?tiemout=1", "it has: tiemout"),
+        ("redis://alice:s3cret@h/0?socket_timeout=1", "it has: socket_timeout"),
+        ("redis://alice:s3cret@h/0?ssl_ca_certs=x", "it has: ssl_ca_certs"),
+        ("redis://alice:s3cret@h/0?strategy=script", "not in this version"),
+        ("redis://alice:s3cret@h:port/0", "host:port"),
+        ("redis://alice:s3cret@h:70000/0", "host:port"),
+        ("redis://alice:s3cret@one,two/0", "several hosts"),
+        ("redis://alice:s3cret@h/0#s3cret", "%23"),
+        ("redis://alice:s3cret/more@h/0", "%2F"),
+        ("unix://alice:s3cret@/run/a@b.sock", "%40"),
+        ("redis+sentinel://alice:s3cret@h", "names no service"),
+        ("redis+cluster://alice:s3cret@h/1", "database 0 only"),
+        ("unix://alice:s3cret@run/redis.sock", "absolute path"),
+        ("rediss://alice:s3cret@h?ssl_check_hostname=no", "true or false"),
+        ("rediss://alice:s3cret@h?ssl_cert_reqs=maybe", "none, optional or required"),
+        ("redis://alice:s3cret?x@localhost", r"\*\*\*"),
+    ],
+)
+def test_a_redis_url_that_cannot_be_meant_is_refused(url: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named) as caught:
+        connect(url)
+    assert not any(secret in str(caught.value) for secret in SECRETS)
+
+
 def test_nothing_is_opened(tmp_path: Path) -> None:
     connect(f"sqlite:///{tmp_path}/jobs.db")
     assert list(tmp_path.iterdir()) == []
@@ -141,18 +207,11 @@ def test_an_unknown_parameter_is_refused_by_name(base: str, rest: str, named: st
 @pytest.mark.parametrize(
     ("scheme", "store"),
     [
-        ("redis", "Redis"),
-        ("rediss", "Redis"),
-        ("unix", "Redis"),
-        ("redis+sentinel", "Redis"),
-        ("redis+cluster", "Redis"),
-        ("valkey", "Valkey"),
-        ("valkeys", "Valkey"),
         ("amqp", "RabbitMQ"),
         ("amqps", "RabbitMQ"),
         ("nats", "NATS"),
         ("tls", "NATS"),
-        ("Redis", "Redis"),
+        ("Amqp", "RabbitMQ"),
     ],
 )
 def test_a_backend_of_a_later_version_says_so(scheme: str, store: str) -> None:

@@ -1,0 +1,285 @@
+"""One connection to Redis or Valkey on which nothing is sent twice unseen.
+
+redis-py's clients send a command again when its reply was lost, and say nothing. Its connections do
+not: one is made here, with the deadline of the call on each step.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import select
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from leasecron_sync.backends._lanes import Deadline
+from leasecron_sync.backends._redis_errors import translated, unreachable
+from leasecron_sync.backends._redis_place import Address, Place
+from leasecron_sync.backends._redis_scripts import script_of
+from leasecron_sync.errors import OutcomeUnknown, StoreError, StoreRejected, StoreUnavailable
+
+_logger = logging.getLogger("leasecron_sync.backends.redis")
+
+MAX_REDIRECTS = 5
+"""How often nodes of a cluster may send one call on."""
+
+
+class Link:
+    """A connection that is there.
+
+    Args:
+        client: The module ``redis``.
+        place: Where the store is.
+        deadline: By when the connection must stand.
+        last: Where it was last, which a cluster is asked at first.
+
+    Raises:
+        StoreUnavailable: It does not.
+
+    Attributes:
+        address: Where it goes; None for a socket in the file system.
+        is_sound: False while a command is under way, and after one whose outcome is unknown.
+    """
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401 - a late import
+        place: Place,
+        deadline: Deadline,
+        last: Optional[Address] = None,
+    ) -> None:
+        self._client = client
+        self._place = place
+        self._label = place.label
+        self.address: Optional[Address] = None
+        self._connection = self._found(deadline, last)
+        self.is_sound = True
+
+    # -- making it -------------------------------------------------------------------------------
+
+    def _found(self, deadline: Deadline, last: Optional[Address]) -> Any:  # noqa: ANN401
+        place = self._place
+        if not place.addresses:
+            return self._connected(None, place.options, deadline)
+        addresses = list(place.addresses)
+        if place.kind == "cluster" and last is not None:
+            addresses = [last, *(address for address in addresses if address != last)]
+        problem: StoreError = StoreUnavailable(f"{self._label} cannot be reached in time")
+        while addresses and deadline.left_ms():
+            # One that is silent leaves the next ones their share of the time.
+            share = Deadline(deadline.left_ms() // len(addresses))
+            address = addresses.pop(0)
+            try:
+                if place.kind == "sentinel":
+                    address = self._primary(address, share)
+                    share = Deadline(deadline.left_ms() // (len(addresses) + 1))
+                return self._connected(address, place.options, share)
+            except StoreError as error:
+                problem = error
+        raise problem
+
+    def _primary(self, sentinel: Address, deadline: Deadline) -> Address:
+        """Ask a sentinel where the primary is."""
+        connection = self._connected(sentinel, self._place.of_sentinels, deadline)
+        try:
+            words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service)
+            found = self._exchanged(connection, words, deadline)
+        except self._client.RedisError as error:
+            raise unreachable(self._client, error, self._label) from error
+        finally:
+            self._end(connection)
+        if not found:
+            message = f"{self._label}: sentinel {sentinel[0]}:{sentinel[1]} knows no such service"
+            raise StoreUnavailable(message)
+        return found[0].decode(), int(found[1])
+
+    def _connected(
+        self, address: Optional[Address], options: Mapping[str, Any], deadline: Deadline
+    ) -> Any:  # noqa: ANN401
+        client = self._client
+        given = dict(options)
+        # The handshake is made here, so that it keeps to the deadline as a whole.
+        words = _handshake(given)
+        left_s = max(1, deadline.left_ms()) / 1000
+        given.update(
+            socket_timeout=left_s,
+            socket_connect_timeout=left_s,
+            retry=client.retry.Retry(client.backoff.NoBackoff(), 0),
+            redis_connect_func=_begin,
+            protocol=2,
+        )
+        if address is None:
+            made = client.UnixDomainSocketConnection
+        else:
+            given["host"], given["port"] = address
+            made = client.SSLConnection if self._place.tls else client.Connection
+        connection = made(**given)
+        try:
+            connection.connect()
+            for command in words:
+                self._exchanged(connection, command, deadline)
+        except (client.RedisError, OSError) as error:
+            self._end(connection)
+            raise unreachable(client, error, self._label) from error
+        except BaseException:
+            self._end(connection)
+            raise
+        self.address = address
+        return connection
+
+    # -- using it --------------------------------------------------------------------------------
+
+    def is_quiet(self) -> bool:
+        """Tell whether nothing has happened to the connection since its last answer.
+
+        What can be read from an idle one is in most cases the end of it.
+        """
+        opened = self._connection._sock  # noqa: SLF001 - nothing else tells without waiting
+        if opened is None:
+            return False
+        poller = select.poll()
+        poller.register(opened.fileno(), select.POLLIN)
+        return not poller.poll(0)
+
+    def call(
+        self, name: str, keys: Sequence[str], values: Sequence[object], deadline: Deadline
+    ) -> Any:  # noqa: ANN401
+        """Execute a script; return what it returns.
+
+        A server that does not know the script, or a node that has not the keys, has executed
+        nothing: it is told the script, or another node is asked, in this call.
+
+        Raises:
+            StoreError: The server refused, or nobody knows.
+        """
+        script = script_of(name)
+        rest = (len(keys), *keys, *values)
+        try:
+            return self.ask(("EVALSHA", script.digest, *rest), deadline)
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, self._client.exceptions.NoScriptError):
+                raise
+        return self.ask(("EVAL", script.text, *rest), deadline)
+
+    def ask(self, words: Sequence[object], deadline: Deadline) -> Any:  # noqa: ANN401
+        """Send one command; return the answer.
+
+        Raises:
+            StoreError: The server refused, or nobody knows.
+        """
+        asking = False
+        for _ in range(MAX_REDIRECTS):
+            try:
+                return self._asked(words, deadline, asking=asking)
+            except StoreUnavailable as error:
+                to = _redirect(self._client.exceptions, error.__cause__)
+                if to is None or self._place.kind != "cluster":
+                    raise
+                asking, host, port = to
+                # A node that does not know its own name leaves it out.
+                self._move((host or (self.address or ("",))[0], port), deadline)
+        message = f"{self._label}: its nodes do not agree on who has the keys"
+        raise StoreUnavailable(message)
+
+    def _move(self, address: Address, deadline: Deadline) -> None:
+        self.is_sound = False
+        before, self._connection = (
+            self._connection,
+            self._connected(address, self._place.options, deadline),
+        )
+        self._end(before)
+        self.is_sound = True
+
+    def _asked(self, words: Sequence[object], deadline: Deadline, *, asking: bool) -> Any:  # noqa: ANN401
+        kinds = self._client.exceptions
+        if not deadline.left_ms():
+            message = f"{self._label}: no time was left"
+            raise StoreUnavailable(message)
+        self.is_sound = False  # until there is an answer, whatever else ends this call
+        try:
+            if asking:
+                self._exchanged(self._connection, ("ASKING",), deadline)
+            answer = self._exchanged(self._connection, words, deadline)
+        except UnicodeEncodeError as error:  # a surrogate by itself
+            self.is_sound = True  # nothing was sent
+            message = f"{self._label}: text that cannot be stored: {error.reason}"
+            raise StoreRejected(message) from None
+        except self._client.RedisError as error:
+            if isinstance(error, kinds.NoScriptError) or _redirect(kinds, error):
+                self.is_sound = True
+                message = f"{self._label}: {str(error) or type(error).__name__}"
+                raise StoreUnavailable(message) from error
+            problem = translated(self._client, error, self._label)
+            if isinstance(error, kinds.ReadOnlyError) and self._place.kind:
+                # It was the primary until just now: the next connection finds the new one.
+                problem = StoreUnavailable(f"{self._label}: this server is no longer the primary")
+            self.is_sound = not isinstance(
+                error, (kinds.ConnectionError, kinds.TimeoutError, kinds.ReadOnlyError)
+            )
+            raise problem from error
+        except OSError as error:
+            message = f"{self._label}: the connection broke: {type(error).__name__}"
+            raise OutcomeUnknown(message) from error
+        self.is_sound = True
+        return answer
+
+    def _exchanged(self, connection: Any, words: Sequence[object], deadline: Deadline) -> Any:  # noqa: ANN401
+        packed = connection.pack_command(*words)
+        _limit(connection, deadline)
+        connection.send_packed_command(packed, check_health=False)
+        _limit(connection, deadline)
+        return connection.read_response(disable_decoding=True)
+
+    def close(self) -> None:
+        """Close the connection; it never raises."""
+        self._end(self._connection)
+
+    def _end(self, connection: Any) -> None:  # noqa: ANN401
+        try:
+            connection.disconnect()
+        except (self._client.RedisError, OSError) as error:
+            _logger.debug("closing a connection failed error=%r", type(error).__name__)
+
+
+def _begin(connection: Any) -> None:  # noqa: ANN401 - of a late import
+    """Begin to read from a connection; stands in for redis-py's own handshake."""
+    connection._parser.on_connect(connection)  # noqa: SLF001 - as its own handshake does
+
+
+def _handshake(options: dict[str, Any]) -> list[tuple[object, ...]]:
+    """Take the options out that are told by commands; return the commands."""
+    words: list[tuple[object, ...]] = []
+    provider = options.pop("credential_provider", None)
+    username, password = options.pop("username", None), options.pop("password", None)
+    if provider is not None:
+        words.append(("AUTH", *provider.get_credentials()))
+    elif password is not None or username is not None:
+        named = () if username is None else (username,)
+        words.append(("AUTH", *named, password or ""))
+    client_name = options.pop("client_name", None)
+    if client_name:
+        words.append(("CLIENT", "SETNAME", client_name))
+    database = options.pop("db", 0)
+    if database:
+        words.append(("SELECT", database))
+    return words
+
+
+def _redirect(
+    kinds: Any,  # noqa: ANN401 - of a late import
+    error: Any,  # noqa: ANN401 - of a late import
+) -> Optional[tuple[bool, str, int]]:
+    """Return whether it is for this once, and where to; None when a node sends nobody on.
+
+    In old versions of redis-py only its own cluster clients make exceptions of this.
+    """
+    if isinstance(error, kinds.AskError):
+        return not isinstance(error, kinds.MovedError), error.host, int(error.port)
+    found = re.match(r"(MOVED|ASK) \d+ (.*):(\d+)$", str(error))
+    return None if found is None else (found[1] == "ASK", found[2], int(found[3]))
+
+
+def _limit(connection: Any, deadline: Deadline) -> None:  # noqa: ANN401 - of a late import
+    opened = connection._sock  # noqa: SLF001 - a time-out of one command has no other place
+    if opened is not None:
+        opened.settimeout(max(1, deadline.left_ms()) / 1000)
