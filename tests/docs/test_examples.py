@@ -11,12 +11,14 @@ comment right above a block says what is not plain::
     .. example: needs flask gunicorn    not executed where one of these modules is missing
     .. example: not run, REASON         not executed
 
+An example that needs a server of the reader's own takes its URL from a variable in ``SERVERS``.
 Rendering and links are checked in ``tests/package/test_documents.py``.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,6 +26,8 @@ import re
 import subprocess
 import sys
 import textwrap
+import uuid
+from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -38,6 +42,9 @@ from leasecron_sync import errors
 from leasecron_sync.events import _LINES, EVENT_NAMES
 from leasecron_sync.model import Reason, RunState
 from leasecron_sync.schedule import parse_schedule
+from tests.services.fixtures import had
+from tests.services.postgres import new_database
+from tests.services.services import Services
 
 ROOT = Path(__file__).parents[2]
 PLAYER = Path(__file__).with_name("player.py")
@@ -131,10 +138,43 @@ def programs(tmp_path: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def postgres(services: Services) -> Iterator[str]:
+    with new_database(had(services.postgres), f"test_{uuid.uuid4().hex}") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def redis(services: Services) -> Iterator[str]:
+    server = had(lambda: services.new_redis(durable=False))
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.close()
+
+
+SERVERS = {"SHOP_DATABASE": postgres, "SHOP_REDIS": redis}
+
+
+@contextlib.contextmanager
+def servers_of(document: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """Start what a document takes from the environment; yield the variables."""
+    text = document.read_text(encoding="utf-8")
+    with contextlib.ExitStack() as made:
+        yield {
+            variable: made.enter_context(server(request.getfixturevalue("services")))
+            for variable, server in SERVERS.items()
+            if f'os.environ["{variable}"]' in text
+        }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=name_of)
-def test_examples_do_what_the_document_says(document: Path, tmp_path: Path, programs: Path) -> None:
+def test_examples_do_what_the_document_says(
+    document: Path, tmp_path: Path, programs: Path, request: pytest.FixtureRequest
+) -> None:
     place = tmp_path / "work"
     place.mkdir()
     steps = tmp_path / "steps.json"
@@ -146,17 +186,18 @@ def test_examples_do_what_the_document_says(document: Path, tmp_path: Path, prog
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "error",
     }
-    played = subprocess.run(
-        [sys.executable, str(PLAYER), str(steps)],
-        cwd=place,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    with servers_of(document, request) as urls:
+        played = subprocess.run(
+            [sys.executable, str(PLAYER), str(steps)],
+            cwd=place,
+            env={**environment, **urls},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
     assert played.returncode == 0, played.stdout
     missing = sorted({name for block in blocks_of(document) for name in missing_for(block)})
     if missing:
