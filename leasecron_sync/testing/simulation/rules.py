@@ -56,7 +56,8 @@ class _Run:
         open: Whether an attempt was granted and has not ended.
         until_ms: When the lease lapses, or the wait is over; by the store's clock.
         back: Whether the store's clock was set back since, so that nothing follows from it.
-        handed_over: Instance that handed it over last, and when.
+        handed_over: Instance that handed it over last, and when, by the store's clock and by the
+            history's.
         known: Instances that were told that it is settled.
         token: Token of the newest grant.
         holder: Instance that has, or had, its newest lease.
@@ -68,7 +69,7 @@ class _Run:
     open: bool = False
     until_ms: int = 0
     back: bool = False
-    handed_over: tuple[str, int] = ("", 0)
+    handed_over: tuple[str, int, int] = ("", 0, 0)
     known: set[str] = field(default_factory=set[str])
     token: int = 0
     holder: str = ""
@@ -203,14 +204,15 @@ class RunRules:
             self._judge_next(entry, run)
             self._judge_hold_off(entry, run, process)
         run.holder = entry.instance
-        holder, since_ms = run.handed_over
+        holder, since_ms, since_at_ms = run.handed_over
         lease_ms = process.version.lease_ms
         if holder == entry.instance and entry.at_ms - since_ms < lease_ms - lease_ms // 50:
             waited_ms = entry.at_ms - since_ms
             text = f"claimed by who handed it over {waited_ms} ms ago"
-            if not run.back and since_ms <= self.sent_ms:
+            # A claim may have been on its way since before; the store's clock does not tell.
+            if not run.back and since_at_ms <= self.sent_at_ms:
                 self._accuse(kinds.CLAIMED_BACK, entry, text)
-        run.handed_over = ("", 0)
+        run.handed_over = ("", 0, 0)
         run.failures += run.open
         run.open, run.back, run.until_ms = True, False, entry.at_ms + entry.left_ms
         most = max((job.max_attempts for _version, job in self._jobs.get(entry.job, ())), default=1)
@@ -317,7 +319,8 @@ class RunRules:
             run.hand_overs += 1
             counted = run.hand_overs > FREE_HAND_OVERS
             if entry.state == RunState.WAITING.value:
-                run.handed_over = (run.holder, min(self.sent_ms, entry.at_ms))
+                since_ms = min(self.sent_ms, entry.at_ms)
+                run.handed_over = (run.holder, since_ms, self.sent_at_ms)
         run.failures += counted
         if entry.wait_ms > MAX_RETRY_DELAY_MS:
             self._accuse(kinds.RETRIED_EARLY, entry, f"to wait for {entry.wait_ms} ms")
