@@ -28,6 +28,10 @@ LOOK_BACK_JOBS = 500
 """Jobs looked at in one step, so that no call holds the store up for long."""
 
 
+MOST_SPANS = 100
+"""Spans of what was reported that are kept; an older one is reported once more."""
+
+
 class Found(NamedTuple):
     """What a look back found.
 
@@ -60,8 +64,9 @@ class CatchUp:
         self._backend = backend
         self._wanted: dict[str, Job] = {}
         self._reported: dict[str, int] = {}
-        # First and last of what was reported one by one while a look back is still to come.
-        self._told: dict[str, tuple[int, int]] = {}
+        # What was reported one by one while a look back is still to come, in spans, first and last,
+        # without a scheduled time between that was not: a pause leaves a hole.
+        self._told: dict[str, list[tuple[int, int]]] = {}
         # The oldest that was asked for while a look back is still to come.
         self._asked: dict[str, int] = {}
         self._store_id = ""
@@ -100,9 +105,10 @@ class CatchUp:
 
     def note_reported(self, key: RunKey) -> None:
         """Note a missed run that was reported by itself."""
-        if key.job in self._wanted:  # what lies before it may not be reported yet
-            first_ms, last_ms = self._told.get(key.job, (key.scheduled_ms, key.scheduled_ms))
-            self._told[key.job] = min(first_ms, key.scheduled_ms), max(last_ms, key.scheduled_ms)
+        job = self._wanted.get(key.job)
+        if job is not None:  # what lies before it may not be reported yet
+            spans = [*self._told.get(key.job, ()), (key.scheduled_ms, key.scheduled_ms)]
+            self._told[key.job] = _joined(job, spans)[-MOST_SPANS:]
             return
         known_ms = self._reported.get(key.job, key.scheduled_ms)
         self._reported[key.job] = max(known_ms, key.scheduled_ms)
@@ -178,11 +184,12 @@ class CatchUp:
             missing = [ms for ms in look.scheduled if ms not in states]
             owed += [_candidate(look.job, ms, Origin.CAUGHT_UP, steady_ms) for ms in missing]
             coming += [_candidate(look.job, ms, Origin.ON_TIME, steady_ms) for ms in look.coming]
-            told = self._told.pop(look.job.name, None)
+            told = self._told.pop(look.job.name, [])
             self._report(look, given_up(look, states, told))
-            if told is not None:
-                known_ms = self._reported.get(look.job.name, told[1])
-                self._reported[look.job.name] = max(known_ms, told[1])
+            if told:
+                newest_ms = told[-1][1]
+                known_ms = self._reported.get(look.job.name, newest_ms)
+                self._reported[look.job.name] = max(known_ms, newest_ms)
         return Found(owed, coming, recorded, unsettled)
 
     def _report(self, look: LookBack, found: Count) -> None:
@@ -199,6 +206,19 @@ class CatchUp:
             first_time=moment(found.first_ms),
             at_least=found.at_least,
         )
+
+
+def _joined(job: Job, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Make one span of those between which no scheduled time lies."""
+    joined: list[tuple[int, int]] = []
+    for first_ms, last_ms in sorted(spans):
+        if joined:
+            next_ms = job.schedule.after(joined[-1][1])
+            if next_ms is None or next_ms >= first_ms:
+                joined[-1] = joined[-1][0], max(joined[-1][1], last_ms)
+                continue
+        joined.append((first_ms, last_ms))
+    return joined
 
 
 def _candidate(job: Job, scheduled_ms: int, origin: Origin, steady_ms: int) -> Candidate:

@@ -264,26 +264,31 @@ def count(job: Job, from_ms: int, to_ms: int) -> Count:
 
 
 def given_up(
-    look: LookBack, states: Mapping[int, RunState], told: Optional[tuple[int, int]] = None
+    look: LookBack, states: Mapping[int, RunState], told: Sequence[tuple[int, int]] = ()
 ) -> Count:
     """Count what lies before the window and has no record.
 
     Args:
         look: What was looked at.
         states: What the store has of it.
-        told: First and last of the times that were reported one by one.
+        told: Spans of times that were reported one by one, their first and last, rising.
     """
-    first_ms, last_ms = (look.older_to_ms, look.older_to_ms - 1) if told is None else told
-    late = [ms for ms in look.too_late if ms not in states and not first_ms <= ms <= last_ms]
-    before = count(look.job, look.older_from_ms, min(look.older_to_ms, first_ms))
-    after = count(look.job, max(look.older_from_ms, last_ms + 1, first_ms), look.older_to_ms)
-    ends = [
-        ms for part in (before, after) for ms in (part.first_ms, part.last_ms) if ms is not None
+    late = [
+        ms
+        for ms in look.too_late
+        if ms not in states and not any(first_ms <= ms <= last_ms for first_ms, last_ms in told)
     ]
+    parts: list[Count] = []
+    from_ms = look.older_from_ms
+    for first_ms, last_ms in told:
+        parts.append(count(look.job, from_ms, min(look.older_to_ms, first_ms)))
+        from_ms = max(from_ms, last_ms + 1)
+    parts.append(count(look.job, from_ms, look.older_to_ms))
+    ends = [ms for part in parts for ms in (part.first_ms, part.last_ms) if ms is not None]
     ends += late[:1] + late[-1:]
     return Count(
-        before.number + after.number + len(late),
+        sum(part.number for part in parts) + len(late),
         min(ends, default=None),
         max(ends, default=None),
-        before.at_least or after.at_least,
+        any(part.at_least for part in parts),
     )

@@ -245,6 +245,25 @@ def test_what_passed_in_a_pause_is_told_although_a_later_run_was_missed_by_itsel
     assert sum(event.count for event in fleet.missed()) == len(told(fleet))
 
 
+def test_what_passed_in_a_pause_amid_an_outage_is_told() -> None:
+    fleet, only = alone(history_ms=400 * DAY)
+    only.job("job", "* * * * *", catch_up_ms=0)
+    only.start()
+    fleet.advance(MINUTE)
+    only.backend.faults.down = True
+    for _ in range(3):
+        fleet.advance(5 * MINUTE)  # missed one by one
+        fleet.let_pass(20 * MINUTE)
+    fleet.advance(5 * MINUTE)
+    only.backend.faults.down = False
+    fleet.advance(2 * MINUTE)
+    executed = set(fleet.started())
+    last = max(executed)
+    expected = {ms for ms in minutes(0, 120) if ms <= last}
+    assert expected - executed == told(fleet) - {ms for ms in told(fleet) if ms > last}
+    assert sum(event.count for event in fleet.missed()) == len(told(fleet))
+
+
 def test_a_run_that_is_claimed_is_not_told_as_missed_before() -> None:
     fleet, only = alone()
     only.job("job", "* * * * *", catch_up_ms=0)
