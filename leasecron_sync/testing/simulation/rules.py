@@ -62,6 +62,7 @@ class _Run:
         token: Token of the newest grant.
         holder: Instance that has, or had, its newest lease.
         skipped: Whether it was skipped.
+        allows: Whether its newest lease was granted to work beside other runs of the job.
     """
 
     failures: int = 0
@@ -74,6 +75,7 @@ class _Run:
     token: int = 0
     holder: str = ""
     skipped: bool = False
+    allows: bool = False
 
 
 class RunRules:
@@ -152,6 +154,11 @@ class RunRules:
             self._accuse(kinds.LEASE_TOO_LONG, entry, f"held for {entry.wait_ms} ms")
         self._judge_wish(entry, run, process, job)
 
+    def is_alone(self, key: RunKey) -> bool:
+        """Tell whether a run, as it was won, may not work beside others of its job."""
+        run = self._runs.get(key)
+        return run is not None and not run.allows
+
     def heard(self, entries: Iterable[Entry]) -> None:
         """Note that an instance has heard the answers to its claims."""
         for entry in entries:
@@ -203,7 +210,7 @@ class RunRules:
         else:
             self._judge_next(entry, run)
             self._judge_hold_off(entry, run, process)
-        run.holder = entry.instance
+        run.holder, run.allows = entry.instance, entry.overlap == OnOverlap.ALLOW.value
         holder, since_ms, since_at_ms = run.handed_over
         lease_ms = process.version.lease_ms
         if holder == entry.instance and entry.at_ms - since_ms < lease_ms - lease_ms // 50:

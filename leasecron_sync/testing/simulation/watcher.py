@@ -200,8 +200,7 @@ class Watcher:
 
     def _judge_beside(self, key: RunKey, process: Process) -> None:
         """No handler starts beside an old one of its run, or of its no-overlap job."""
-        job = process.version.job(key.job)
-        alone = job is not None and not job.overlap
+        alone = self.rules.is_alone(key)  # a deploy may have changed the job since
         for other in process.handlers:
             if other == key or (alone and other.job == key.job):
                 text = f"{process.name}: {named(key)} beside {named(other)}"
