@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Callable, Generic, Optional, TypeVar
 
 from leasecron_sync.clock import SystemClock
@@ -103,16 +103,18 @@ class Lanes(Generic[C]):
         return self.timer, self.renew, self.settle
 
     def close(self) -> None:
-        """Close the connections; a call that is still under way has to drop its own."""
+        """Close the connections."""
         for lane in self.all():
-            try:
-                with lane.held(Deadline(CLOSE_MS)):
-                    lane.drop()
-            except StoreUnavailable:
-                continue
+            close_lane(lane)
 
     def abandon(self) -> None:
         """Forget connections and locks without any input or output, in a forked child."""
         for lane in self.all():
             lane.abandon()
         self._make()
+
+
+def close_lane(lane: Lane[C]) -> None:
+    """Close its connection; a call that is still under way has to drop it itself."""
+    with suppress(StoreUnavailable), lane.held(Deadline(CLOSE_MS)):
+        lane.drop()

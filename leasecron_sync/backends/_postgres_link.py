@@ -97,6 +97,10 @@ class Link:
         poller.register(self._connection.fileno(), select.POLLIN)
         return not poller.poll(0)
 
+    def told_pid(self) -> int:
+        """Return the number that the peer gave itself at the start; a pooler makes one up."""
+        return int(self._connection.get_backend_pid())
+
     def ask(self, statement: str, values: object, deadline: Deadline) -> list[tuple[Any, ...]]:
         """Send one string of statements, a transaction by itself; return the rows of the last one.
 

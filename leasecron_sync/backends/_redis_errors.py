@@ -18,6 +18,15 @@ from leasecron_sync.model import STORE_FORMAT
 # before it begins one: nothing was executed.
 _TRY_AGAIN = ("BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "NOREPLICAS")
 
+_FOR_NOW = {
+    "LEASECRON_LOST": "it has lost its data",
+    # A server lets its operator do so only before the first write.
+    "Script killed by user": "its operator ended the script before it wrote anything",
+}
+
+# Of a command within a script: as Redis says it, and Valkey.
+_NO_RIGHT = ("executing the script can't", "ACL failure in script")
+
 
 def translated(client: Any, error: Any, label: str) -> StoreError:  # noqa: ANN401 - of a late import
     """Translate what came back after a command was sent.
@@ -35,7 +44,7 @@ def translated(client: Any, error: Any, label: str) -> StoreError:  # noqa: ANN4
         return StoreRejected(
             f"{label}: this server takes no writes, it is a replica: name the primary"
         )
-    if isinstance(error, kinds.NoPermissionError):
+    if isinstance(error, kinds.NoPermissionError) or any(words in text for words in _NO_RIGHT):
         return StoreRejected(
             f"{label}: {text}: the user needs EVAL, EVALSHA and the commands of the scripts on the "
             "keys leasecron:*"
@@ -43,6 +52,9 @@ def translated(client: Any, error: Any, label: str) -> StoreError:  # noqa: ANN4
     again = (kinds.ClusterDownError, kinds.TryAgainError)
     if isinstance(error, again) or text.startswith(_TRY_AGAIN):
         return StoreUnavailable(f"{label}: {text}")
+    for words, why in _FOR_NOW.items():
+        if words in text:
+            return StoreUnavailable(f"{label}: {why}")
     return _refused(text, label)
 
 
@@ -65,6 +77,15 @@ def _refused(text: str, label: str) -> StoreError:
         )
     if "LEASECRON_TYPE" in text:
         return StoreRejected(f"{label}: a key belongs to something else: {text.partition(' ')[2]}")
+    if "LEASECRON_IDMP" in text:
+        return StoreUnsupported(
+            f"{label}: the strategy 'idmp' needs Redis 8.6 or newer: use 'script', which any has"
+        )
+    if "LEASECRON_SETTINGS" in text:
+        return StoreUnsupported(
+            f"{label}: a stream has other settings than this version of leasecron_sync gives it: "
+            f"{text.partition(' ')[2]}; stop all schedulers on it and delete that key"
+        )
     if "compiling script" in text:
         return StoreUnsupported(f"{label} is older than Redis 7: a newer one, or Valkey, is needed")
     return StoreRejected(f"{label}: {text}")
@@ -80,4 +101,4 @@ def unreachable(client: Any, error: Exception, label: str) -> StoreError:  # noq
 
 
 def _without_user(text: str) -> str:
-    return re.sub(r"\b([Uu]ser) (?!is\b|or\b|needs\b)\S+", r"\1 ***", text)
+    return re.sub(r"\b([Uu]ser) (?!is\b|or\b|needs\b|has\b|executing\b)\S+", r"\1 ***", text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import select
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -60,7 +61,7 @@ class Link:
     def _found(self, deadline: Deadline, last: Optional[Address]) -> Any:  # noqa: ANN401
         place = self._place
         if not place.addresses:
-            return self._connected(None, place.options, deadline)
+            return self._connected(None, place.options, deadline, tls=False)
         addresses = list(place.addresses)
         if place.kind == "cluster" and last is not None:
             addresses = [last, *(address for address in addresses if address != last)]
@@ -73,16 +74,19 @@ class Link:
                 if place.kind == "sentinel":
                     address = self._primary(address, share)
                     share = Deadline(deadline.left_ms() // (len(addresses) + 1))
-                return self._connected(address, place.options, share)
+                return self._connected(address, place.options, share, tls=place.tls)
             except StoreError as error:
                 problem = error
         raise problem
 
     def _primary(self, sentinel: Address, deadline: Deadline) -> Address:
         """Ask a sentinel where the primary is."""
-        connection = self._connected(sentinel, self._place.of_sentinels, deadline)
+        place = self._place
+        connection = self._connected(
+            sentinel, place.of_sentinels, deadline, tls=place.tls_of_sentinels
+        )
         try:
-            words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service)
+            words = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", place.service)
             found = self._exchanged(connection, words, deadline)
         except self._client.RedisError as error:
             raise unreachable(self._client, error, self._label) from error
@@ -94,25 +98,30 @@ class Link:
         return found[0].decode(), int(found[1])
 
     def _connected(
-        self, address: Optional[Address], options: Mapping[str, Any], deadline: Deadline
+        self,
+        address: Optional[Address],
+        options: Mapping[str, Any],
+        deadline: Deadline,
+        *,
+        tls: bool,
     ) -> Any:  # noqa: ANN401
         client = self._client
         given = dict(options)
         # The handshake is made here, so that it keeps to the deadline as a whole.
-        words = _handshake(given)
+        words = self._handshake(given)
+        if address is None:
+            made, ways = client.UnixDomainSocketConnection, 1
+        else:
+            given["host"], given["port"] = address
+            made, ways = client.SSLConnection if tls else client.Connection, self._ways(address)
         left_s = max(1, deadline.left_ms()) / 1000
         given.update(
             socket_timeout=left_s,
-            socket_connect_timeout=left_s,
+            socket_connect_timeout=left_s / ways,
             retry=client.retry.Retry(client.backoff.NoBackoff(), 0),
             redis_connect_func=_begin,
             protocol=2,
         )
-        if address is None:
-            made = client.UnixDomainSocketConnection
-        else:
-            given["host"], given["port"] = address
-            made = client.SSLConnection if self._place.tls else client.Connection
         connection = made(**given)
         try:
             connection.connect()
@@ -126,6 +135,39 @@ class Link:
             raise
         self.address = address
         return connection
+
+    def _ways(self, address: Address) -> int:
+        """Return how many addresses a name stands for: they are tried one after the other."""
+        try:
+            return len(socket.getaddrinfo(*address, type=socket.SOCK_STREAM)) or 1
+        except (OSError, UnicodeError) as error:
+            raise unreachable(self._client, error, self._label) from error
+
+    def _handshake(self, options: dict[str, Any]) -> list[tuple[object, ...]]:
+        """Take the options out that are told by commands; return the commands."""
+        words: list[tuple[object, ...]] = []
+        provider = options.pop("credential_provider", None)
+        username, password = options.pop("username", None), options.pop("password", None)
+        if provider is not None:
+            words.append(("AUTH", *self._credentials(provider)))
+        elif password is not None or username is not None:
+            named = () if username is None else (username,)
+            words.append(("AUTH", *named, password or ""))
+        client_name = options.pop("client_name", None)
+        if client_name:
+            words.append(("CLIENT", "SETNAME", client_name))
+        database = options.pop("db", 0)
+        if database:
+            words.append(("SELECT", database))
+        return words
+
+    def _credentials(self, provider: Any) -> Sequence[object]:  # noqa: ANN401 - the user's own
+        try:
+            return tuple(provider.get_credentials())
+        except Exception as error:
+            # Not its text: who knows what that shows.
+            message = f"{self._label}: the credential provider raised {type(error).__name__}"
+            raise StoreUnavailable(message) from error
 
     # -- using it --------------------------------------------------------------------------------
 
@@ -185,7 +227,7 @@ class Link:
         self.is_sound = False
         before, self._connection = (
             self._connection,
-            self._connected(address, self._place.options, deadline),
+            self._connected(address, self._place.options, deadline, tls=self._place.tls),
         )
         self._end(before)
         self.is_sound = True
@@ -227,7 +269,6 @@ class Link:
         packed = connection.pack_command(*words)
         _limit(connection, deadline)
         connection.send_packed_command(packed, check_health=False)
-        _limit(connection, deadline)
         return connection.read_response(disable_decoding=True)
 
     def close(self) -> None:
@@ -241,28 +282,44 @@ class Link:
             _logger.debug("closing a connection failed error=%r", type(error).__name__)
 
 
+class _Timed:
+    """A socket each of whose reads ends at the deadline of the call that it is part of.
+
+    redis-py gives each read the same time again, so that a peer that sends a byte now and then
+    would never let a call end.
+    """
+
+    deadline: Optional[Deadline] = None
+
+    def __init__(self, opened: Any) -> None:  # noqa: ANN401 - of ``socket`` or ``ssl``
+        self._opened = opened
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._opened, name)
+
+    def recv(self, size: int) -> bytes:
+        self._limit()
+        received: bytes = self._opened.recv(size)
+        return received
+
+    def recv_into(self, buffer: Any) -> int:  # noqa: ANN401 - as of a socket
+        self._limit()
+        count: int = self._opened.recv_into(buffer)
+        return count
+
+    def _limit(self) -> None:
+        if self.deadline is not None:
+            left_ms = self.deadline.left_ms()
+            if not left_ms:
+                message = "no answer in time"
+                raise socket.timeout(message)
+            self._opened.settimeout(left_ms / 1000)
+
+
 def _begin(connection: Any) -> None:  # noqa: ANN401 - of a late import
     """Begin to read from a connection; stands in for redis-py's own handshake."""
+    connection._sock = _Timed(connection._sock)  # noqa: SLF001 - the parser reads from it
     connection._parser.on_connect(connection)  # noqa: SLF001 - as its own handshake does
-
-
-def _handshake(options: dict[str, Any]) -> list[tuple[object, ...]]:
-    """Take the options out that are told by commands; return the commands."""
-    words: list[tuple[object, ...]] = []
-    provider = options.pop("credential_provider", None)
-    username, password = options.pop("username", None), options.pop("password", None)
-    if provider is not None:
-        words.append(("AUTH", *provider.get_credentials()))
-    elif password is not None or username is not None:
-        named = () if username is None else (username,)
-        words.append(("AUTH", *named, password or ""))
-    client_name = options.pop("client_name", None)
-    if client_name:
-        words.append(("CLIENT", "SETNAME", client_name))
-    database = options.pop("db", 0)
-    if database:
-        words.append(("SELECT", database))
-    return words
 
 
 def _redirect(
@@ -282,4 +339,5 @@ def _redirect(
 def _limit(connection: Any, deadline: Deadline) -> None:  # noqa: ANN401 - of a late import
     opened = connection._sock  # noqa: SLF001 - a time-out of one command has no other place
     if opened is not None:
+        opened.deadline = deadline
         opened.settimeout(max(1, deadline.left_ms()) / 1000)

@@ -52,6 +52,7 @@ class Place:
         service: Name under which sentinels know the primary.
         of_sentinels: Options of the connections to sentinels.
         tls: Whether connections are encrypted.
+        tls_of_sentinels: Whether those to sentinels are.
     """
 
     label: str
@@ -61,6 +62,7 @@ class Place:
     service: str = ""
     of_sentinels: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     tls: bool = False
+    tls_of_sentinels: bool = False
 
 
 def place_of_url(url: str) -> Place:
@@ -106,7 +108,7 @@ def place_of_url(url: str) -> Place:
         raise ValueError(message)
     port = SENTINEL_PORT if kind == "sentinel" else PORT
     addresses = tuple(_address(host, port, shown) for host in hosts.split(","))
-    return Place(shown, addresses, options, kind, service, of_sentinels, tls)
+    return Place(shown, addresses, options, kind, service, of_sentinels, tls, tls)
 
 
 def _scheme_of(url: str) -> tuple[str, str, str]:
@@ -198,8 +200,7 @@ def place_of_client(client: Any) -> Optional[Place]:  # noqa: ANN401 - of a late
     if pool is None or not hasattr(given, "keys"):
         return None
     options = _kept(given)
-    classes = getattr(pool.connection_class, "__mro__", ())
-    tls = any(found.__name__ == "SSLConnection" for found in classes)
+    tls = _is_encrypted(pool)
     sentinels = getattr(pool, "sentinel_manager", None)
     if sentinels is not None:
         service = str(pool.service_name)
@@ -208,14 +209,21 @@ def place_of_client(client: Any) -> Optional[Place]:  # noqa: ANN401 - of a late
             (str(one.connection_kwargs["host"]), int(one.connection_kwargs["port"]))
             for one in pools
         )
-        of_sentinels = _kept(pools[0].connection_kwargs) if pools else {}
+        of_sentinels = _bare(_kept(pools[0].connection_kwargs)) if pools else {}
+        other_tls = bool(pools) and _is_encrypted(pools[0])
         label = f"the client for {_listed(addresses)}/{service}"
-        return Place(label, addresses, options, "sentinel", service, _bare(of_sentinels), tls)
+        kind = "sentinel"
+        return Place(label, addresses, options, kind, service, of_sentinels, tls, other_tls)
     if "path" in options:
         return Place(f"the client for unix://{options['path']}", (), options)
     address = (str(options.get("host", "localhost")), int(options.get("port", PORT)))
     label = f"the client for {_listed((address,))}/{options.get('db', 0)}"
     return Place(label, (address,), _bare(options), tls=tls)
+
+
+def _is_encrypted(pool: Any) -> bool:  # noqa: ANN401 - of a late import
+    classes = getattr(pool.connection_class, "__mro__", ())
+    return any(found.__name__ == "SSLConnection" for found in classes)
 
 
 def _of_cluster(client: Any, manager: Any) -> Place:  # noqa: ANN401 - of a late import

@@ -31,9 +31,9 @@ Argument = object
 """A text or a number."""
 
 
-def claim_arguments(claims: Iterable[LeaseClaim]) -> list[Argument]:
-    """Return what ``claim.lua`` takes."""
-    return [
+def claim_argument(claims: Iterable[LeaseClaim]) -> str:
+    """Return what ``claim.lua`` takes after the id of the store."""
+    parts = [
         part
         for claim in claims
         for part in (
@@ -48,6 +48,8 @@ def claim_arguments(claims: Iterable[LeaseClaim]) -> list[Argument]:
             claim.takeover_ms,
         )
     ]
+    # As it is, not in escapes: what is no text is noticed when it is sent.
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def lease_arguments(leases: Iterable[LeaseRef]) -> list[Argument]:
@@ -70,23 +72,30 @@ def settle_arguments(asked: Iterable[tuple[LeaseRef, Settlement]]) -> list[Argum
     ]
 
 
-def claim_reply(key: RunKey, row: Sequence[Any]) -> LeaseReply:
-    """Read one element of the answer of ``claim.lua``."""
+def claim_replies(claims: Iterable[LeaseClaim], answer: bytes) -> list[LeaseReply]:
+    """Read the answer of ``claim.lua``."""
+    return [_claim_reply(claim.key, row) for claim, row in zip(claims, json.loads(answer))]
+
+
+def _claim_reply(key: RunKey, row: Sequence[Any]) -> LeaseReply:
     name, token, attempt, failures, ms, takeover, state, reason, fresh, others, abandoned = row
-    verdict = Verdict(name.decode())
+    verdict = Verdict(name)
     if verdict is Verdict.REJECTED:
-        return LeaseReply(verdict, reason=unreadable(key.job, reason.decode()))
+        return LeaseReply(verdict, reason=unreadable(key.job, reason))
     granted = verdict is Verdict.GRANTED
-    lease = Lease(LeaseRef(key, token), attempt, failures, ms, bool(takeover)) if granted else None
+    lease = None
+    if granted:
+        ref = LeaseRef(key, int(token))
+        lease = Lease(ref, attempt, failures, int(ms), bool(takeover))
     return LeaseReply(
         verdict,
         lease=lease,
-        wait_ms=0 if granted else ms,
-        state=RunState(state.decode()) if state else None,
-        reason=reason.decode(),
+        wait_ms=0 if granted else int(ms),
+        state=RunState(state) if state else None,
+        reason=reason,
         fresh=bool(fresh),
         unsettled=bool(others),
-        abandoned=tuple(RunKey(key.job, at_ms) for at_ms in sorted(abandoned)),
+        abandoned=tuple(RunKey(key.job, at_ms) for at_ms in sorted(map(int, abandoned))),
     )
 
 

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 
-READERS = frozenset({"pending", "states", "history", "history_of_all", "jobs"})
+READERS = frozenset({"pending", "states", "history", "history_of_all", "jobs", "rights"})
 """Scripts that write nothing: also a server that is full, or takes no writes, executes them."""
+
+FRUGAL = frozenset({"renew", "settle", "prune"})
+"""Scripts that a full server executes, too: they write over what is there, or make room."""
 
 _NAMES = ("meta", "names", "jobs", "runs", "times", "open", "until", "settled")
 
@@ -27,11 +30,24 @@ class Script:
 
 @cache
 def script_of(name: str) -> Script:
-    """Return the script of a file in ``_lua/redis``, behind what all have in common."""
+    """Return the script of a file in ``_lua``, behind what those of its folder have in common.
+
+    Args:
+        name: Of the file, without its ending; with its folder, where that is not ``redis``.
+    """
     # With this line the server looks whether it can write before the script begins, not in its
     # middle: nothing is rolled back.
-    first = "#!lua flags=no-writes" if name in READERS else "#!lua"
-    text = "\n".join((first, _text_of("common"), _text_of(name))).encode()
+    first = "#!lua"
+    if name in READERS:
+        first += " flags=no-writes"
+    elif name in FRUGAL:
+        first += " flags=allow-oom"
+    folder = name.rpartition("/")[0]
+    files = [f"{folder}/common", name]
+    if not folder:
+        shared = ("common",) if name in READERS else ("common", "writer")
+        files = [f"redis/{file}" for file in (*shared, name)]
+    text = "\n".join((first, *map(_text_of, files))).encode()
     digest = sha1(text, usedforsecurity=False).hexdigest()
     return Script(text, digest.encode())
 
@@ -39,8 +55,8 @@ def script_of(name: str) -> Script:
 def _text_of(name: str) -> str:
     from importlib import resources  # late: it is slow to import, and needed once
 
-    folder = resources.files("leasecron_sync.backends") / "_lua" / "redis"
-    return (folder / f"{name}.lua").read_text(encoding="utf-8")
+    folder = resources.files("leasecron_sync.backends") / "_lua"
+    return folder.joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def keys_for(namespace: str, kind: str) -> tuple[str, ...]:
@@ -52,7 +68,13 @@ def keys_for(namespace: str, kind: str) -> tuple[str, ...]:
 
 def keys_of(namespace: str) -> tuple[str, ...]:
     """Return the keys of a namespace, which a cluster keeps in one place."""
+    tag = hash_tag(namespace)
+    return tuple(f"leasecron:{tag}:{name}" for name in _NAMES)
+
+
+def hash_tag(namespace: str) -> str:
+    """Return what a cluster goes by when it decides where a key is kept."""
     tag = namespace
     for special in "%{}":  # the tag ends at the first "}"
         tag = tag.replace(special, f"%{ord(special):02X}")
-    return tuple(f"leasecron:{{{tag}}}:{name}" for name in _NAMES)
+    return f"{{{tag}}}"

@@ -308,6 +308,18 @@ class PostgresLease(LeaseBackend):
             found.append(JobSummary(job, owed_from_ms, newest[0] if newest else None, unsettled))
         return found
 
+    # -- for who only looks ---------------------------------------------------------------------
+
+    @property
+    def names(self) -> Names:
+        """Where the store lies in its database."""
+        return self._names
+
+    def connected(self, deadline: Deadline) -> Link:
+        """Return a connection that no call of this object uses; its user closes it."""
+        self._opened()
+        return Link(self._client, self._parameters, self._label, deadline)
+
     # -- calls ---------------------------------------------------------------------------------
 
     def _given_now(self) -> Optional[int]:

@@ -12,10 +12,10 @@ from leasecron_sync.backends._group import Group
 from leasecron_sync.backends._lanes import Deadline, Lane, Lanes
 from leasecron_sync.backends._redis_info import Server, server_of
 from leasecron_sync.backends._redis_link import Link
-from leasecron_sync.backends._redis_place import Address, place_of_client, place_of_url
+from leasecron_sync.backends._redis_place import Address, Place, place_of_client, place_of_url
 from leasecron_sync.backends._redis_rows import (
-    claim_arguments,
-    claim_reply,
+    claim_argument,
+    claim_replies,
     job_summary,
     lease_arguments,
     readable,
@@ -27,6 +27,7 @@ from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.errors import (
     MissingDependency,
+    StoreError,
     StoreRejected,
     StoreUnavailable,
 )
@@ -95,6 +96,7 @@ class RedisLease(LeaseBackend):
         self._client: Any = None
         self._keys: tuple[str, ...] = ()
         self._last: Optional[Address] = None
+        self._store_id = ""
         self._lanes: Lanes[Link] = Lanes(Link.close)
         self._make_group()
 
@@ -117,6 +119,7 @@ class RedisLease(LeaseBackend):
             )
             raise MissingDependency(message) from error
         self._client, self._settings = redis, settings
+        self._store_id = ""
         self._keys = keys_for(settings.namespace, self._place.kind)
 
     def close(self) -> None:
@@ -142,21 +145,29 @@ class RedisLease(LeaseBackend):
         if not jobs:
             return []
         values = [part for stamp in jobs for part in (stamp.job, stamp.fingerprint)]
-        now_ms, store_id, rows = self._ask(self._lanes.timer, "register", values)
+        now_ms, packed_id, rows = self._ask(self._lanes.timer, "register", values)
+        self._store_id = store_id = packed_id.decode()
         standings: list[JobStanding] = []
         for stamp, (owed_from_ms, newest_ms, why) in zip(jobs, rows):
             if why:
                 error = unreadable(stamp.job, why.decode())
                 _logger.error("a job is left as it is job=%r error=%r", stamp.job, error)
             newest = None if newest_ms == b"" else newest_ms
-            standings.append(JobStanding(owed_from_ms, newest, now_ms, store_id.decode()))
+            standings.append(JobStanding(owed_from_ms, newest, now_ms, store_id))
         return standings
 
     def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
         if not claims:
             return []
-        rows = self._ask(self._lanes.timer, "claim", claim_arguments(claims))
-        return [claim_reply(claim.key, row) for claim, row in zip(claims, rows)]
+        values = (self._store_id, claim_argument(claims))
+        try:
+            answer = self._ask(self._lanes.timer, "claim", values)
+        except StoreError:
+            # If it was another store than the jobs are registered in, that is told once. After any
+            # error they are registered anew.
+            self._store_id = ""
+            raise
+        return claim_replies(claims, answer)
 
     def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
         if not leases:
@@ -215,6 +226,23 @@ class RedisLease(LeaseBackend):
 
     def jobs(self, limit: int) -> Sequence[JobSummary]:
         return [job_summary(row) for row in self._ask(self._lanes.settle, "jobs", (limit,))]
+
+    # -- for who only looks ---------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place:
+        """Where the store is."""
+        return self._place
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the namespace, once it is open."""
+        return self._keys
+
+    def connected(self, deadline: Deadline) -> Link:
+        """Return a connection that no call of this object uses; its user closes it."""
+        self._opened()
+        return Link(self._client, self._place, deadline)
 
     # -- calls ---------------------------------------------------------------------------------
 

@@ -100,6 +100,7 @@ class SQLiteLease(LeaseBackend):
     def __init__(self, path: Union[str, bytes, os.PathLike[str], os.PathLike[bytes]]) -> None:
         # Now, and not at each connection: a daemon changes its working directory.
         self._given, self._path = given_path(path)
+        self.path = self._path  # for who only looks
         self._settings: Optional[BackendSettings] = None
         self._make_lanes()
         self._past = Past(self._path)
@@ -148,9 +149,8 @@ class SQLiteLease(LeaseBackend):
         lane = self._timer_lane
 
         def work(tables: SQLiteTables, now_ms: int) -> StoreInfo:
-            version = f"SQLite {sqlite3.sqlite_version}"
             notes = warnings if lane.logged else (*warnings, self._no_log())
-            return StoreInfo(version, now_ms, tables.store_id, notes)
+            return StoreInfo(f"SQLite {sqlite3.sqlite_version}", now_ms, tables.store_id, notes)
 
         try:
             return self._write(lane, work)

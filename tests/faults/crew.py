@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Optional
 
 from leasecron_sync import LeaseRun, Scheduler, every
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
@@ -49,15 +51,19 @@ class Crew:
         self._from_ms = 0
 
     def start(self, backends: Sequence[LeaseBackend]) -> None:
-        """Start an instance on each backend, and return when all have registered and run."""
+        """Start an instance on each backend, and return when all have registered and run.
+
+        May be called again after ``stop``: what was due meanwhile is owed all the same.
+        """
+        before = self._registered()
         for backend in backends:
             scheduler = Scheduler(RecordingLease(backend, self._log), lease_ms=LEASE_MS)
             self._add_jobs(scheduler)
             self._log.listen(scheduler)
             self._schedulers.append(scheduler)
             scheduler.start()
-        assert eventually(lambda: len(self._registered()) == len(backends), LIMIT_S)
-        self._from_ms = now_ms()
+        assert eventually(lambda: len(self._registered() - before) == len(backends), LIMIT_S)
+        self._from_ms = self._from_ms or now_ms()
         self.wait_finished()
 
     def _registered(self) -> set[str]:
@@ -114,21 +120,35 @@ class Crew:
             LIMIT_S,
         ), f"{event}: {self.told(event, since_ms)}"
 
-    def wait_leases_over(self) -> None:
-        """Wait until all leases of now would have lapsed."""
-        until_ms = now_ms() + LEASE_MS + 200
-        assert eventually(lambda: now_ms() >= until_ms, LIMIT_S)
+    def wait_leases_over(self, besides_ms: int = 0) -> None:
+        """Wait until all leases of now would have lapsed, and so long besides."""
+        until_ms = now_ms() + LEASE_MS + 200 + besides_ms
+        assert eventually(lambda: now_ms() >= until_ms, LIMIT_S + besides_ms / 1000)
 
-    def wait_at_work(self, instance: int = 0) -> None:
-        """Wait until an instance has just begun with a run that takes its time."""
-        scheduler = self._schedulers[instance]
+    def wait_at_work(self, instance: Optional[int] = None) -> None:
+        """Wait until an instance, or any, has just begun with a run that takes its time."""
+        asked = self._schedulers if instance is None else [self._schedulers[instance]]
 
         def runs() -> set[tuple[str, datetime]]:
-            found = scheduler.status().runs
+            found = [run for scheduler in asked for run in scheduler.status().runs]
             return {(run.job, run.scheduled_time) for run in found if run.job != "quick"}
 
         before = runs()
         assert eventually(lambda: runs() - before, LIMIT_S)
+
+    def empty(self, empty: Callable[[], object]) -> None:
+        """Empty the store. What was due before everybody has registered anew is owed no more."""
+        before = len(self.entries("registered"))
+        # Twice: calls that were under way belong to the one or to the other.
+        self._log.emptied()
+        empty()
+        self._log.emptied()
+
+        def registered() -> set[str]:
+            return {entry.instance for entry in self.entries("registered")[before:]}
+
+        assert eventually(lambda: len(registered()) == len(self._schedulers), LIMIT_S)
+        self._from_ms = now_ms()
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -155,9 +175,25 @@ class Crew:
 
     def stop(self) -> None:
         """Stop all; may be called again."""
+        self.stop_at_once(10.0)
+
+    def stop_at_once(self, timeout: float) -> float:
+        """Stop all at the same time; return how long that took."""
         schedulers, self._schedulers = self._schedulers, []
-        for scheduler in schedulers:
-            scheduler.stop(timeout=10.0)
+        began = time.monotonic()
+        with ThreadPoolExecutor(max(1, len(schedulers))) as pool:
+            for one in [pool.submit(scheduler.stop, timeout=timeout) for scheduler in schedulers]:
+                one.result()
+        return time.monotonic() - began
+
+    def dead_threads(self) -> list[str]:
+        """Return the threads of schedulers that have ended although nobody stopped them."""
+        return [
+            name
+            for scheduler in self._schedulers
+            for name, alive in scheduler.status().threads.items()
+            if not alive
+        ]
 
     def judged(self) -> Report:
         """Wait until what was due so far is settled, stop, and judge; return the report."""
@@ -169,6 +205,7 @@ class Crew:
             return [key for key in owed if key not in settled]
 
         complete = eventually(lambda: missing() == [], LIMIT_S)
+        assert self.dead_threads() == []
         self.stop()
         assert complete, missing()
         records = self.records()

@@ -25,7 +25,8 @@ ROUNDS = 1_000 if LONG else 60
 CONTENDERS = 6
 LIMIT_S = 30.0
 REFUSED = {OnOverlap.SKIP: "settled", OnOverlap.DEFER: "deferred"}
-STORES = ("sqlite", "postgres")
+# Valkey decides by the same scripts as Redis.
+STORES = ("sqlite", "postgres", "redis", *(["valkey"] if LONG else []))
 
 
 def wish_of(number: int) -> OnOverlap:
@@ -69,7 +70,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path}/jobs.db"
         return
     services: Services = request.getfixturevalue("services")
-    yield f"{had(services.postgres).url}?schema=contention"
+    if request.param == "postgres":
+        yield f"{had(services.postgres).url}?schema=contention"
+    else:
+        yield had(services.redis if request.param == "redis" else services.valkey).url
 
 
 @pytest.mark.slow

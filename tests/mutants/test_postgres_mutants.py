@@ -43,13 +43,14 @@ class Fault(NamedTuple):
     instead: str
     case: str
     values: tuple[object, ...] = ()
-    also: tuple[str, str] = ("", "")  # another text, and what it is replaced by
+    also: tuple[tuple[str, str], ...] = ()  # other texts, and what they are replaced by
 
     def planted(self, text: str) -> str:
         """Return the text of the file with the fault in it."""
-        assert self.text in text
-        assert self.also[0] in text
-        return text.replace(self.text, self.instead).replace(*self.also)
+        for old, new in ((self.text, self.instead), *self.also):
+            assert old in text
+            text = text.replace(old, new)
+        return text
 
     def __str__(self) -> str:
         return f"{self.file}: {self.case}"
@@ -58,6 +59,7 @@ class Fault(NamedTuple):
 LOCK_JOBS = "WHERE x.space_id = v_space_id AND x.name = n.name FOR UPDATE"
 UNLOCKED = LOCK_JOBS.replace(" FOR UPDATE", "")
 READ_JOB = "WHERE x.space_id = v_space_id AND x.name = c.job LIMIT 1"
+ALL_THE_LONG_WAY = ("IF cardinality(p_job) = 1 THEN", "IF false THEN")
 
 FAULTS = (
     # -- claim ------------------------------------------------------------------------------------
@@ -159,6 +161,7 @@ FAULTS = (
         "greatest(j.last_token + 1, v_now_ms)",
         "j.last_token + 1",
         "token_is_never_below_the_time_of_the_store",
+        also=(("greatest(v_job.last_token + 1, v_now_ms)", "v_job.last_token + 1"),),
     ),
     Fault(
         "claim_v1",
@@ -184,15 +187,56 @@ FAULTS = (
         "WHERE x.name = c.job ORDER BY x.id LIMIT 1",
         "namespaces_share_nothing",
     ),
+    # The short way of a claim by itself.
+    Fault(
+        "claim_v1",
+        "AND v_now_ms BETWEEN p_due_ms[1] AND",
+        "AND v_now_ms <=",
+        "early_claim_of_a_known_job_waits",
+    ),
+    Fault(
+        "claim_v1",
+        "AND v_now_ms BETWEEN p_due_ms[1] AND p_due_ms[1] + p_max_age_ms[1]",
+        "AND v_now_ms >= p_due_ms[1]",
+        "run_of_a_known_job_beyond_its_greatest_age_is_too_old",
+    ),
+    Fault(
+        "claim_v1",
+        "AND (p_scheduled_ms[1] <= v_job.pruned_to_ms) IS NOT TRUE",
+        "",
+        "nothing_at_or_before_what_was_pruned_is_granted_anew",
+    ),
+    Fault(
+        "claim_v1",
+        "WHERE x.unsettled_job_id = v_job.id LIMIT 1",
+        "WHERE x.unsettled_job_id = v_job.id AND x.scheduled_ms = p_scheduled_ms[1] LIMIT 1",
+        "on_time_overlap_is_skipped_once",
+    ),
+    Fault(
+        "claim_v1",
+        "SET last_token = v_job.last_token",
+        "SET last_token = j.last_token",
+        "token_rises_when_the_clock_was_set_back",
+    ),
+    Fault("claim_v1", "FOR UPDATE OF j;", ";", "claim_waits_for_another_run_of_its_job"),
     # The locks: none on the jobs; one that is taken by the statement that decides, whose snapshot
     # is older; none on the runs that holders renew and settle.
-    Fault("claim_v1", LOCK_JOBS, UNLOCKED, "claim_waits_for_another_run_of_its_job"),
     Fault(
         "claim_v1",
         LOCK_JOBS,
         UNLOCKED,
         "claim_waits_for_another_run_of_its_job",
-        also=(f"{READ_JOB}\n        ) j ON true", f"{READ_JOB} FOR UPDATE\n        ) j ON true"),
+        also=(ALL_THE_LONG_WAY,),
+    ),
+    Fault(
+        "claim_v1",
+        LOCK_JOBS,
+        UNLOCKED,
+        "claim_waits_for_another_run_of_its_job",
+        also=(
+            (f"{READ_JOB}\n        ) j ON true", f"{READ_JOB} FOR UPDATE\n        ) j ON true"),
+            ALL_THE_LONG_WAY,
+        ),
     ),
     Fault(
         "claim_v1",
@@ -368,6 +412,22 @@ class Judge(LeaseConformance):
             f"UPDATE {self._schema}.leasecron_run SET format = 99 WHERE job_id = ("
             f"SELECT id FROM {self._schema}.leasecron_job WHERE name = 'damaged')",
         )
+
+    def test_early_claim_of_a_known_job_waits(self, store: LeaseStore) -> None:
+        """CLOCK-2, line 6 (a)."""
+        asker, run = store.instance(), store.run()
+        asker.register()
+        claim = asker.intend(run, due_ms=run.scheduled_ms + store.lease_ms)
+        assert asker.ask(claim).verdict is Verdict.EARLY
+        assert store.records() == {}
+
+    def test_run_of_a_known_job_beyond_its_greatest_age_is_too_old(self, store: LeaseStore) -> None:
+        """Line 6 (b)."""
+        asker, run = store.instance(), store.run()
+        asker.register()
+        store.advance(store.max_age_ms + 1)
+        assert asker.ask(run).verdict is Verdict.TOO_OLD
+        assert store.records() == {}
 
     def test_claim_waits_for_another_run_of_its_job(self, store: LeaseStore) -> None:
         """LIFE-4: what it waited for is seen, though it was not committed when it began."""

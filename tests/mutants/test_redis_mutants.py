@@ -366,7 +366,7 @@ def _planted(fault: Fault) -> Iterator[None]:
     sound = _redis_scripts._text_of
 
     def with_the_fault(name: str) -> str:
-        return fault.planted(sound(name)) if name == fault.file else sound(name)
+        return fault.planted(sound(name)) if name == f"redis/{fault.file}" else sound(name)
 
     script_of.cache_clear()
     try:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import json
 import os
+import socket
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, Callable, Optional
 from unittest import mock
 
 import pytest
 
+from leasecron_sync.backends import _redis_link
 from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends._redis_place import place_of_client
-from leasecron_sync.backends._redis_scripts import keys_of
+from leasecron_sync.backends._redis_scripts import Script, keys_of
 from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.clock import SystemClock
@@ -45,7 +50,7 @@ from leasecron_sync.testing.conformance._names import ODD_NAMES
 from tests.services.fixtures import Own
 from tests.services.process import eventually
 from tests.services.proxy import Proxy
-from tests.services.redis import execute
+from tests.services.redis import RedisServer, execute
 from tests.services.relay import How
 from tests.services.server import Server
 
@@ -212,6 +217,25 @@ def test_register_5_a_store_that_lost_its_data_has_another_id(bench: Bench) -> N
     assert after.store_id not in ("", before.store_id)
 
 
+def test_a_claim_in_a_store_that_lost_its_data_decides_nothing_and_is_told_once(
+    bench: Bench,
+) -> None:
+    """By each instance, also where another one has made a new store of it meanwhile."""
+    first, second, third = (bench.open() for _ in range(3))
+    for backend in (first, second):
+        backend.register([JobStamp("job", "x")])
+    bench.do("DEL", *keys_of(bench.space))
+    for backend in (first, second):
+        claim = bench.intend()
+        with pytest.raises(StoreUnavailable, match="has lost its data"):
+            ask(backend, claim)
+        assert backend.history("job", 10) == []
+    assert ask(third, bench.intend()).verdict is Verdict.GRANTED  # it knew no other store
+    for number, backend in enumerate((first, second)):
+        backend.register([JobStamp("job", "x")])
+        assert ask(backend, bench.intend(f"job {number}")).verdict is Verdict.GRANTED
+
+
 def test_clock_1_the_server_decides_by_its_own_clock(bench: Bench) -> None:
     backend = bench.open()
     seconds, micros = bench.do("TIME")
@@ -314,6 +338,51 @@ def test_call_1_connecting_to_a_server_that_accepts_nobody_ends_at_the_deadline(
     assert ask(backend, bench.intend()).verdict is Verdict.GRANTED
 
 
+def test_call_1_a_server_that_sends_a_byte_now_and_then_ends_a_call_at_its_deadline() -> None:
+    """Each byte is an answer, but none of them is the end of it."""
+    over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        asked, _address = listener.accept()
+        with asked, suppress(OSError):
+            asked.sendall(b"$100000\r\n")
+            while not over.wait(0.02):
+                asked.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, closing(Bench("")) as bench:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        backend = bench.open(f"redis://127.0.0.1:{listener.getsockname()[1]}", call_timeout_ms=200)
+        try:
+            began_ms = SystemClock().steady_ms()
+            with pytest.raises(OutcomeUnknown):
+                ask(backend, bench.intend())
+            assert SystemClock().steady_ms() - began_ms < 3_000
+        finally:
+            over.set()
+            thread.join(LIMIT_S)
+
+
+def test_call_1_a_name_with_many_silent_addresses_ends_a_call_at_its_deadline() -> None:
+    """They are tried one after the other, and share the time."""
+    real = socket.getaddrinfo
+    many = mock.patch.object(socket, "getaddrinfo", lambda *a, **k: real(*a, **k) * 20)
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):  # who comes after these gets no answer
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)  # noqa: FBT003
+            filler.connect_ex(listener.getsockname())
+        bench = stack.enter_context(closing(Bench("")))
+        place = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        backend = bench.open(place, call_timeout_ms=200)
+        stack.enter_context(many)
+        began_ms = SystemClock().steady_ms()
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            backend.probe()
+        assert SystemClock().steady_ms() - began_ms < 2_000
+
+
 def test_a_connection_that_died_is_replaced_before_anything_is_sent(bench: Bench) -> None:
     backend = bench.open()
     use_every_lane(bench, backend)
@@ -394,17 +463,98 @@ def test_text_that_cannot_be_stored_is_rejected_and_the_connection_stays(bench: 
     assert client_ids(backend) == before
 
 
-def test_a_full_server_is_rejected_and_nothing_is_half_written(own: Own) -> None:
-    server = own.redis(durable=False, maxmemory_policy="noeviction")
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_a_full_server_grants_nothing_new_and_keeps_what_was_granted(own: Own, kind: str) -> None:
+    """What is running there goes on and comes to its end, and old records make room."""
+    make = own.redis if kind == "redis" else own.valkey
+    server = make(durable=False, maxmemory_policy="noeviction")
     bench = Bench(server.url)
     with closing(bench):
         backend = bench.open()
-        lease = win(backend, bench.intend())
+        lease, other = win(backend, bench.intend()), win(backend, bench.intend("other"))
         server.configure(maxmemory="1")
-        assert isinstance(error_of(partial(backend.settle, lease.ref, FINISHED)), StoreRejected)
-        assert [record.state.value for record in backend.history("job", 1)] == ["running"]
-        server.configure(maxmemory="0")
+        assert isinstance(error_of(partial(ask, backend, bench.intend("new"))), StoreRejected)
+        assert backend.history("new", 1) == []
+        leases = [lease.ref, other.ref]
+        assert list(backend.renew(leases, LEASE_MS)) == [RenewReply.RENEWED] * 2
         assert backend.settle(lease.ref, FINISHED).accepted
+        assert [record.state.value for record in backend.history("job", 1)] == ["finished"]
+        assert backend.prune(-HOUR_MS, 1).deleted == 1
+        server.configure(maxmemory="0")
+        assert ask(backend, bench.intend("new")).verdict is Verdict.GRANTED
+
+
+@pytest.mark.parametrize("command", ["hset", "hsetnx", "hdel", "zadd", "zrem"])
+def test_a_user_who_may_not_do_everything_is_refused_before_anything_is_written(
+    own: Own, command: str
+) -> None:
+    server = own.redis(durable=False)
+    server.do("ACL", "SETUSER", "alice", "on", ">s3cret", "~*", "+@all", f"-{command}")
+    with closing(Bench(server.url)) as bench:
+        backend = bench.open(server.url.replace("://", "://alice:s3cret@"))
+        with pytest.raises(StoreRejected, match=f"no permission for {command.upper()}: the user"):
+            ask(backend, bench.intend())
+        assert server.do("KEYS", "*") == []
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+@pytest.mark.parametrize("command", ["type", "time", "hget", "zrangebylex"])
+def test_a_user_who_may_not_read_everything_is_told_what_is_needed(
+    own: Own, kind: str, command: str
+) -> None:
+    make = own.redis if kind == "redis" else own.valkey
+    server = make(durable=False)
+    server.do("ACL", "SETUSER", "alice", "on", ">s3cret", "~*", "+@all", f"-{command}")
+    with closing(Bench(server.url)) as bench:
+        backend = bench.open(server.url.replace("://", "://alice:s3cret@"))
+        with pytest.raises(StoreRejected, match="the user needs EVAL, EVALSHA and"):
+            ask(backend, bench.intend())
+        assert server.do("EXISTS", keys_of(bench.space)[3]) == 0
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_a_script_that_was_killed_did_nothing_and_is_asked_again(own: Own, kind: str) -> None:
+    """A server lets its operator kill one only as long as it has written nothing."""
+    make = own.redis if kind == "redis" else own.valkey
+    bench = Bench(make(durable=False, busy_reply_threshold=50).url)
+    backend = bench.open()
+    lease = win(backend, bench.intend())
+    endless = Script(b"#!lua\nwhile true do end", b"0" * 40)
+
+    def killed() -> bool:
+        try:
+            return bool(bench.do("SCRIPT", "KILL"))
+        except Exception as error:  # noqa: BLE001 - of a package imported late
+            assert "NOTBUSY" in str(error)  # noqa: PT017
+            return False
+
+    everything = mock.patch.object(_redis_link, "script_of", return_value=endless)
+    with everything, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(error_of, partial(backend.settle, lease.ref, FINISHED))
+        assert eventually(killed, LIMIT_S)
+        assert isinstance(waiting.result(LIMIT_S), StoreUnavailable)
+    assert backend.settle(lease.ref, FINISHED).accepted
+    bench.close()
+
+
+def test_a_credential_provider_that_fails_is_an_outage_that_shows_no_secret(bench: Bench) -> None:
+    import redis
+
+    class Provider(redis.CredentialProvider):
+        asked = 0
+
+        def get_credentials(self) -> tuple[str]:
+            self.asked += 1
+            message = "s3cret"
+            raise RuntimeError(message)
+
+    provider = Provider()
+    with closing(redis.Redis.from_url(bench.url, credential_provider=provider)) as client:
+        error = error_of(partial(ask, bench.open(client), bench.intend()))
+    assert isinstance(error, StoreUnavailable)
+    assert "raised RuntimeError" in str(error)
+    assert "s3cret" not in str(error)
+    assert provider.asked == 1
 
 
 def test_a_replica_is_named_by_the_probe_and_refuses(own: Own) -> None:
@@ -455,6 +605,43 @@ def test_a_client_of_the_users_own_tells_the_place_only(bench: Bench) -> None:
         assert "retry" not in place.options
 
 
+@pytest.mark.timeout(30)
+def test_sentinels_and_their_primary_are_asked_over_encrypted_connections(own: Own) -> None:
+    """By URL, and as a client of the user's own has it."""
+    sentinels: Any = importlib.import_module("redis.sentinel")
+    primary = own.redis(durable=False, tls=True)
+    watching = own.sentinel_of(primary, "cron")
+    assert primary.tls is not None
+    assert watching.tls is not None
+    trusted = watching.home.folder / "trusted.pem"
+    trusted.write_bytes(primary.tls.ca.read_bytes() + watching.tls.ca.read_bytes())
+    given = {"ssl": True, "ssl_ca_certs": str(trusted)}
+    address = (watching.host, watching.port)
+    clients = sentinels.Sentinel([address], sentinel_kwargs=given, **given)
+    url = f"rediss+sentinel://{address[0]}:{address[1]}/cron/0?ssl_ca_certs={trusted}"
+    with closing(Bench("")) as bench, closing(clients.master_for("cron")) as client:
+        for server in (url, client):
+            backend = bench.open(server)
+            backend.probe()
+            use_every_lane(bench, backend)
+            before = client_ids(backend)
+            use_every_lane(bench, backend)
+            assert client_ids(backend) == before
+    for one in clients.sentinels:
+        one.close()
+
+
+def test_sentinels_may_be_plain_where_their_primary_is_not() -> None:
+    sentinels: Any = importlib.import_module("redis.sentinel")
+    clients = sentinels.Sentinel([("a", 1)], password="s3cret", ssl=True)
+    place = place_of_client(clients.master_for("cron", db=3))
+    assert place is not None
+    assert (place.kind, place.service, place.addresses) == ("sentinel", "cron", (("a", 1),))
+    assert (place.tls, place.tls_of_sentinels) == (True, False)
+    assert (place.options["db"], place.options["password"]) == (3, "s3cret")
+    assert "s3cret" not in repr(place)
+
+
 @pytest.mark.timeout(60)
 def test_what_sentinels_know_is_used_through_a_failover(own: Own) -> None:
     sentinels = own.sentinels(requirepass="s3cret")
@@ -482,6 +669,42 @@ def test_a_cluster_is_used_from_any_of_its_nodes(own: Own) -> None:
         )
         plain = bench.open(elsewhere.url)
         assert error_of(partial(ask, plain, bench.intend())) is not None
+
+
+@pytest.mark.timeout(60)
+def test_a_cluster_whose_keys_are_moving_is_asked_where_they_are(own: Own) -> None:
+    """Until they have moved a node sends everybody on, each time."""
+    from redis.cluster import RedisCluster
+
+    cluster = own.cluster()
+    host, port = cluster.addresses[0]
+    with closing(Bench("")) as bench, closing(RedisCluster(host=host, port=port)) as client:
+        backend = bench.open(client)
+        assert backend.settle(win(backend, bench.intend()).ref, FINISHED).accepted
+        lease = win(backend, bench.intend(ago_ms=5))
+        source = cluster.node_of(keys_of(bench.space)[0])
+        target = next(node for node in cluster.nodes if node is not source)
+        slot, names = start_moving(source, target, bench.space)
+        for _ in range(3):
+            assert list(backend.renew([lease.ref], LEASE_MS)) == [RenewReply.RENEWED]
+        assert len(backend.history("job", 10)) == 2
+        for node in cluster.nodes:
+            node.do("CLUSTER", "SETSLOT", slot, "NODE", names[1])
+        use_every_lane(bench, backend)
+
+
+def start_moving(source: RedisServer, target: RedisServer, space: str) -> tuple[str, list[str]]:
+    """Move all keys of a namespace, and leave it at that; return the slot and the nodes' names."""
+    slot = str(source.do("CLUSTER", "KEYSLOT", keys_of(space)[0]))
+    names = [str(node.do("CLUSTER", "MYID")) for node in (source, target)]
+    target.do("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
+    source.do("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
+    found = source.do("CLUSTER", "GETKEYSINSLOT", slot, "100")
+    assert isinstance(found, list)
+    assert len(found) == 9
+    place = (target.host, str(target.port), "", "0", "5000")
+    source.do("MIGRATE", *place, "KEYS", *map(str, found))
+    return slot, names
 
 
 def test_closing_is_repeatable_and_gives_up_all_connections(bench: Bench) -> None:

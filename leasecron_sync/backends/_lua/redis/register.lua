@@ -63,6 +63,7 @@ for place = 3, #ARGV, 2 do
   else
     local newest = newest_pruned(job)
     register(job, ARGV[place + 1])
+    redis.call('ZADD', NAMES, 0, job.name) -- also one that was lost
     local last = redis.call(
       'ZREVRANGEBYLEX', TIMES, '[' .. member(job.name, now), '[' .. prefix(job.name), 'LIMIT', 0, 1
     )
