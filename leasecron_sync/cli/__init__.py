@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Callable, NamedTuple, NoReturn, Optional
 
-from leasecron_sync.cli import demo, history, jobs, run, schema
+from leasecron_sync.cli import demo, doctor, history, jobs, run, schema
 from leasecron_sync.cli import next as next_command
 from leasecron_sync.cli.output import (
     BROKEN_PIPE,
@@ -37,6 +37,7 @@ Runs one cron schedule in every instance of an application, each run executed by
   leasecron-sync run jobs:scheduler        a worker process for the scheduler in jobs.py
   leasecron-sync next jobs:scheduler       when its jobs will be due
   leasecron-sync history sqlite:///jobs.db what has run, and where
+  leasecron-sync doctor sqlite:///jobs.db  whether its store is in order
 """
 
 
@@ -54,6 +55,7 @@ _COMMANDS = (
     _Command(jobs.NAME, jobs.HELP, jobs.configure, jobs.command),
     _Command(history.NAME, history.HELP, history.configure, history.command),
     _Command(schema.NAME, schema.HELP, schema.configure, schema.command),
+    _Command(doctor.NAME, doctor.HELP, doctor.configure, doctor.command),
 )
 
 

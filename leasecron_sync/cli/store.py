@@ -59,18 +59,30 @@ def opened_store(url: Optional[str], namespace: str) -> Generator[LeaseBackend, 
         CommandError: There is nothing that could be read.
         StoreError: The store did not answer.
     """
-    try:
-        check_name("--namespace", namespace)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    settings = reader_settings(namespace)
     backend = _backend(url)
-    # No instance: it registers nothing and claims nothing.
-    settings = BackendSettings(namespace, f"cli-{secrets.token_hex(4)}", CALL_TIMEOUT_MS)
     backend.open(settings)
     try:
         yield backend
     finally:
         backend.close()
+
+
+def reader_settings(namespace: str) -> BackendSettings:
+    """Return what a backend is opened with by who only looks.
+
+    Args:
+        namespace: As given on the command line.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        check_name("--namespace", namespace)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    # No instance: it registers nothing and claims nothing.
+    return BackendSettings(namespace, f"cli-{secrets.token_hex(4)}", CALL_TIMEOUT_MS)
 
 
 def given_backend(given: Optional[str]) -> Backend:

@@ -105,7 +105,7 @@ def test_version_and_help_are_shown(capsys: Output) -> None:
         assert f"leasecron-sync {name}" in told(capsys, name, "--help")
 
 
-@pytest.mark.parametrize("arguments", [(), ("doctor",), ("exec",), ("--nonsense",)])
+@pytest.mark.parametrize("arguments", [(), ("mend",), ("exec",), ("--nonsense",)])
 def test_what_is_no_command_is_a_wrong_use(capsys: Output, arguments: tuple[str, ...]) -> None:
     assert "--help" in failure(capsys, 2, *arguments)
 
@@ -157,7 +157,7 @@ def test_a_full_disk_is_one_line() -> None:
     "arguments",
     [
         ("jobs", f"foo://user:{SECRET}@host/path"),
-        ("jobs", f"amqp://user:{SECRET}@host/path"),
+        ("jobs", f"amqp://user:{SECRET}@host/a/b"),
         ("jobs", f"redis://:{SECRET}@host", f"redis://:{SECRET}@host"),
         ("jobs", f"user:{SECRET}@host"),
         ("jobs", f"sqlite:///jobs.db?password={SECRET}"),
