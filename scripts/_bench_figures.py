@@ -26,7 +26,7 @@ from leasecron_sync.model import (
 )
 from scripts._bench_crew import BenchError, crew_of
 from scripts._bench_instance import Work
-from scripts._bench_stores import Store
+from scripts._bench_store import Floor, Store
 
 LEASE_MS = 600_000
 FINISHED = Settlement(Outcome.FINISHED)
@@ -151,16 +151,29 @@ def now_ms(backend: LeaseBackend) -> int:
     return time.time_ns() // 1_000_000 if told_ms is None else told_ms
 
 
-def compared(
-    name: str, taken_s: list[float], floor_s: list[float], text: str, count: int
-) -> Figure:
-    """Make a line of times that were taken in turns with the floor's; their medians speak."""
+class Timing(NamedTuple):
+    """Times that were taken in turns with the floor's.
+
+    Attributes:
+        taken_s: Of the store.
+        floor_s: Of its floor, or of what it is compared with.
+        runs: How many each of them are for.
+    """
+
+    taken_s: Sequence[float]
+    floor_s: Sequence[float]
+    runs: int
+
+
+def compared(name: str, timing: Timing, note: str, wanted: str = "") -> Figure:
+    """Make a line of times; their medians speak."""
+    taken_s, floor_s, count = timing
     taken, floor = statistics.median(taken_s), statistics.median(floor_s)
     value = f"{count / taken:,.0f} a second ({taken / count * 1e6:,.0f} us each)"
     if not any(floor_s):
         return Figure(name, value, note="this kind of store has no floor here")
     ratio = statistics.median(mine / raw for mine, raw in zip(taken_s, floor_s))
-    return Figure(name, value, f"{count / floor:,.0f} a second", ratio, note=text)
+    return Figure(name, value, f"{count / floor:,.0f} a second", ratio, wanted, note)
 
 
 def measure_singles(told: Told) -> list[Figure]:
@@ -185,43 +198,99 @@ def measure_singles(told: Told) -> list[Figure]:
                 claims_s.append(claimed.seconds)
                 settles_s.append(settled.seconds)
                 floors_s.append(raw.seconds)
-        text = f"floor: {floor.insert_text}"
         return [
-            compared("claims, one a call", claims_s, floors_s, text, count),
-            compared("settlements, one a call", settles_s, floors_s, "same floor", count),
+            compared(
+                "claims, one a call",
+                Timing(claims_s, floors_s, count),
+                f"floor: {floor.insert_text}",
+                "at most 4",
+            ),
+            compared(
+                "settlements, one a call", Timing(settles_s, floors_s, count), "the same floor"
+            ),
         ]
+
+
+class _Batches(NamedTuple):
+    """Times of batches, and of what they are compared with."""
+
+    claims_s: list[float]
+    renewals_s: list[float]
+    inserts_s: list[float]
+    sets_s: list[float]
+    updates_s: list[float]
+    singles_s: list[float]
+    made: list[int]
 
 
 def measure_batches(told: Told) -> list[Figure]:
     """A batch of runs that are due together, and the renewal of their leases."""
-    scale, count = told.scale, told.scale.batch
-    jobs = [f"batch {number}" for number in range(count)]
-    claims_s, renewals_s, inserts_s, updates_s = [], [], [], []
+    count = told.scale.batch
     with told.store.floor() as floor, closing(told.store.opened(told.namespace)) as backend:
-        backend.register([JobStamp(job, "bench") for job in jobs])
-        base_ms = now_ms(backend) - scale.batches
-        for number in range(scale.batches + 1):
-            claims = [claim_of(job, base_ms + number) for job in jobs]
-            with Timed() as claimed:
-                leases = won(backend, claims)
-            with Timed() as inserted:
-                floor.insert(count)
-            with Timed() as renewed:
-                backend.renew(leases, LEASE_MS)
-            with Timed() as updated:
-                floor.update(count)
-            settle_all(backend, leases)
-            if number:
-                claims_s.append(claimed.seconds)
-                renewals_s.append(renewed.seconds)
-                inserts_s.append(inserted.seconds)
-                updates_s.append(updated.seconds)
-        inserts = "floor: as many inserts, in one transaction"
-        updates = f"floor: {floor.update_text}, as many in one transaction"
-        return [
-            compared(f"claims, {count:,} in one call", claims_s, inserts_s, inserts, count),
-            compared(f"renewals, {count:,} in one call", renewals_s, updates_s, updates, count),
+        times = _batches(told, floor, backend)
+        inserts = f"floor: {floor.batch_text}"
+        updates = f"floor: {floor.update_text}; transactions of the store for each: " + " ".join(
+            sorted({str(made) for made in times.made})
+        )
+        claims = f"claims, {count:,} in one call"
+        figures = [
+            compared(claims, Timing(times.claims_s, times.inserts_s, count), inserts, "at most 3"),
+            compared(
+                f"{claims}, against claims one a call",
+                Timing(times.claims_s, times.singles_s, count),
+                "in place of a floor: claims one a call, in the same minute",
+                "at most 0.2",
+            ),
+            compared(
+                f"renewals, {count:,} in one call",
+                Timing(times.renewals_s, times.updates_s, count),
+                updates,
+            ),
         ]
+        if floor.set_text:
+            timing = Timing(times.claims_s, times.sets_s, count)
+            figures.insert(
+                1, compared(f"{claims}, another floor", timing, f"floor: {floor.set_text}")
+            )
+        return figures
+
+
+def _batches(told: Told, floor: Floor, backend: LeaseBackend) -> _Batches:
+    scale, count = told.scale, told.scale.batch
+    times = _Batches([], [], [], [], [], [], [])
+    jobs = [f"batch {number}" for number in range(count)]
+    single = [f"single {number}" for number in range(scale.singles)]
+    backend.register([JobStamp(job, "bench") for job in jobs + single])
+    transactions = told.store.count_transactions(backend)
+    base_ms = now_ms(backend) - scale.batches
+    for number in range(scale.batches + 1):
+        claims = [claim_of(job, base_ms + number) for job in jobs]
+        alone: list[LeaseRef] = []
+        with Timed() as claimed:
+            leases = won(backend, claims)
+        with Timed() as inserted:
+            floor.insert(count)
+        with Timed() as by_set:
+            floor.insert_set(count)
+        with Timed() as singly:
+            for job in single:
+                alone += won(backend, [claim_of(job, base_ms + number)])
+        before = transactions()
+        with Timed() as renewed:
+            backend.renew(leases, LEASE_MS)
+        made = transactions() - before
+        with Timed() as updated:
+            floor.update(count)
+        settle_all(backend, leases + alone)
+        if number:  # the first round warms up
+            times.claims_s.append(claimed.seconds)
+            times.inserts_s.append(inserted.seconds)
+            times.sets_s.append(by_set.seconds)
+            times.singles_s.append(singly.seconds * count / scale.singles)
+            times.renewals_s.append(renewed.seconds)
+            times.updates_s.append(updated.seconds)
+            times.made.append(made)
+    return times
 
 
 def measure_history(told: Told) -> list[Figure]:
@@ -237,8 +306,8 @@ def measure_history(told: Told) -> list[Figure]:
             return [Figure("claims behind a long history", "not measured", note="no way to fill")]
         rounds_s = _full_and_empty(told, twin, job)
     finally:
-        if twin is not told.store:
-            twin.close()
+        twin.close()
+        told.store.empty(told.namespace)
     full_s, empty_s = zip(*rounds_s)
     ratio = statistics.median(full / empty for full, empty in rounds_s)
     count = scale.singles
@@ -249,28 +318,27 @@ def measure_history(told: Told) -> list[Figure]:
             f"{count / statistics.median(empty_s):,.0f} a second",
             ratio,
             "at most 1.5",
-            "floor: claims of a job without history, in a store without one",
+            "in place of a floor: claims of a job without history",
         )
     ]
 
 
 def _full_and_empty(told: Told, twin: Store, job: str) -> list[tuple[float, float]]:
     scale = told.scale
-    other = job if twin is not told.store else f"{job} none"
     rounds_s = []
     with (
         closing(told.store.opened(told.namespace)) as full,
-        closing(twin.opened(told.namespace)) as empty,
+        closing(twin.opened(f"{told.namespace}-twin")) as empty,
     ):
-        empty.register([JobStamp(other, "bench")])
+        empty.register([JobStamp(job, "bench")])
         base_ms = now_ms(full) - scale.rounds * scale.singles - scale.singles
         for number in range(scale.rounds + 1):
             mine, none = Timed(), Timed()
             for index in range(scale.singles):
                 scheduled_ms = base_ms + number * scale.singles + index
-                for backend, name, timed in ((full, job, mine), (empty, other, none)):
+                for backend, timed in ((full, mine), (empty, none)):
                     with timed:
-                        leases = won(backend, [claim_of(name, scheduled_ms)])
+                        leases = won(backend, [claim_of(job, scheduled_ms)])
                     settle_all(backend, leases)
             if number:
                 rounds_s.append((mine.seconds, none.seconds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from typing import Callable
 
@@ -52,9 +53,10 @@ def measure_delay(told: Told) -> list[Figure]:
     floor, ratio = "", None
     winners = told.store.make_winners()
     if winners is not None:
-        winners.close()
         told.progress(f"{scale.seconds} s of the floor")
-        _crew, least, _parts = _each_second(told, replace(work, raw=True))
+        with closing(winners):
+            _crew, least, _parts = _each_second(told, replace(work, raw=True))
+            winners.remove()
         floor = f"p50 {percentile(least, 0.5):.1f} ms, p99 {percentile(least, 0.99):.1f} ms"
         ratio = percentile(delays, 0.99) / percentile(least, 0.99)
     runs = max(1, sum(len(end["starts"]) for end in crew.ended))

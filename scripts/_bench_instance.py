@@ -27,7 +27,8 @@ from leasecron_sync import LeaseRun, Scheduler, at, connect_lease, every
 from leasecron_sync.model import JobStamp, JobStanding
 from leasecron_sync.options import MIN_SLICE
 from leasecron_sync.schedule import ScheduleLike
-from scripts._bench_stores import count_calls, store_of
+from scripts._bench_store import count_calls
+from scripts._bench_stores import store_of
 
 READY_S = 120.0
 STOP_S = 10.0

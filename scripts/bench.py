@@ -2,14 +2,18 @@
 """Measure leasecron_sync beside the raw store, and print a table.
 
 scripts/bench.py [URL ...]          a temporary SQLite file when no URL is given
+    --services                      that file, and new servers: each PostgreSQL, Redis and Valkey
+                                    that this machine has, one after the other
     --only NAME                     one measurement; may be repeated
     --quick                         half a minute: shows that it works, the figures say little
     --json FILE                     write the figures to a file as well
 
 A URL is what connect_lease() takes, such as sqlite:///bench.db. Use a store made for the purpose:
-records of runs stay in it, in namespaces of their own. Everything takes about four minutes, and
-deserves a machine with nothing else to do. The status is 1 when a run was executed twice or not at
-all, or an instance failed.
+records of runs stay in it, in namespaces of their own. Everything takes about four minutes a store,
+and deserves a machine with nothing else to do. The servers of --services have their own defaults
+(PostgreSQL forces what it was told to the disk, Redis and Valkey make a snapshot now and then) and
+are removed. The status is 1 when a run was executed twice or not at all, an instance failed, or a
+server could not be started.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import platform
 import secrets
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -45,7 +50,9 @@ from scripts._bench_fleet import (
     measure_takeover,
     measure_together,
 )
-from scripts._bench_stores import Store, TemporarySQLite, store_of
+from scripts._bench_sqlite import TemporarySQLite
+from scripts._bench_store import Store
+from scripts._bench_stores import store_of
 from scripts._environment import use_environment
 
 QUICK = Scale(
@@ -76,6 +83,7 @@ MEASUREMENTS: dict[str, Callable[[Told], list[Figure]]] = {
     "takeover": measure_takeover,
     "hand-over": measure_hand_over,
 }
+Place = Callable[[], AbstractContextManager[Store]]
 BETWEEN_PROCESSES = ("start", "delay", "together", "many", "takeover", "hand-over")
 NAME_WIDTH = 46
 NOTE_WIDTH = 96
@@ -134,6 +142,7 @@ def parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("urls", nargs="*", metavar="URL")
     parser.add_argument("--only", action="append", metavar="NAME", help=", ".join(MEASUREMENTS))
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--services", action="store_true")
     parser.add_argument("--json", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
     for name in options.only or ():
@@ -141,15 +150,48 @@ def parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
             parser.error(
                 f"--only {name}: no such measurement, use one of {', '.join(MEASUREMENTS)}"
             )
-    if options.json is not None and not options.json.parent.is_dir():
-        parser.error(f"--json {options.json}: its folder does not exist, make it or name another")
-    if options.json is not None and options.json.is_dir():
-        parser.error(f"--json {options.json} is a folder: name a file")
+    if options.services and options.urls:
+        parser.error("--services starts servers of its own: leave the URLs out")
+    problem = unwritable(options.json) if options.json is not None else ""
+    if problem:
+        parser.error(f"--json {options.json}{problem}")
     try:
-        options.stores = [store_of(url) for url in options.urls]
+        options.places = {str(store): closing_of(store) for store in map(store_of, options.urls)}
     except (ValueError, LeasecronError) as error:
         parser.error(f"URL: {error}")
     return options
+
+
+def unwritable(path: Path) -> str:
+    """Return why a file cannot be written, or nothing; known before anything is measured."""
+    if not path.parent.is_dir():
+        return ": its folder does not exist, make it or name another"
+    if path.is_dir():
+        return " is a folder: name a file"
+    is_new = not path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        return f" cannot be written ({error.strerror}): name another file"
+    return ""
+
+
+def closing_of(store: Store) -> Place:
+    return lambda: closing(store)
+
+
+def places_of(
+    options: argparse.Namespace,
+) -> Mapping[str, Callable[[], AbstractContextManager[Store]]]:
+    """Return what gives each store, by its name."""
+    if options.services:
+        from scripts._bench_services import places  # noqa: PLC0415 - of the tests, if wanted
+
+        return places()
+    return options.places or {"a temporary SQLite file": lambda: closing(TemporarySQLite())}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -157,28 +199,30 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     options = parsed(arguments)
     names = [name for name in MEASUREMENTS if not options.only or name in options.only]
     scale = QUICK if options.quick else Scale()
-    stores: list[Store] = options.stores or [TemporarySQLite()]
     written: list[dict[str, Any]] = []
     status = 0
-    for store in stores:
+    for label, place in places_of(options).items():
         facts = machine()
         try:
-            facts |= store.facts()
-            found = measure(store, names, scale)
+            with place() as store:
+                facts |= store.facts()
+                found = measure(store, names, scale)
         except (BenchError, LeasecronError) as error:
-            print(f"bench.py: {store}: {error}", file=sys.stderr)
+            print(f"bench.py: {label}: {error}", file=sys.stderr)
             status = 1
             continue
         except KeyboardInterrupt:
             print("bench.py: interrupted", file=sys.stderr)
             return 130
-        finally:
-            store.close()
         show(str(store), facts, found)
         figures = [{"measurement": name, **figure._asdict()} for name, figure in found]
         written.append({"store": str(store), "facts": facts, "figures": figures})
     if options.json is not None:
-        options.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        try:
+            options.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"bench.py: --json {options.json}: {error.strerror}", file=sys.stderr)
+            return 1
     return status
 
 

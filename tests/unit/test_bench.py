@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sqlite3
-from contextlib import closing
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from leasecron_sync.model import JobSpan, JobStamp, RunState
 from scripts import bench
 from scripts._bench_crew import BenchError, Start
-from scripts._bench_figures import Figure, Scale, Told, compared, percentile
+from scripts._bench_figures import (
+    Figure,
+    Scale,
+    Timing,
+    Told,
+    claim_of,
+    compared,
+    now_ms,
+    percentile,
+    settle_all,
+    won,
+)
 from scripts._bench_fleet import once_each
-from scripts._bench_stores import KINDS, Floor, Store, TemporarySQLite, store_of
+from scripts._bench_sqlite import TemporarySQLite
+from scripts._bench_store import Floor, Store
+from scripts._bench_stores import KINDS, store_of
+from tests.services import redis
+from tests.services.postgres import execute, new_database
+from tests.services.services import Services
 
 TINY = Scale(
     rounds=2,
@@ -33,22 +55,29 @@ TINY = Scale(
     trials=1,
     lease_ms=500,
 )
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="what is never written is Linux's")
 ALONE = [name for name in bench.MEASUREMENTS if name not in bench.BETWEEN_PROCESSES]
 
 
-def told(store: Store) -> Told:
-    return Told(store, TINY, "bench", lambda _text: None)
+def told(store: Store, namespace: str = "bench") -> Told:
+    return Told(store, TINY, namespace, lambda _text: None)
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--only", "nothing"], "--only nothing: no such measurement, use one of singles,"),
-        (["redis://user:secret@host/0"], "not in this version"),
+        (["redis://user:secret@host/0?size=1"], "takes the parameters db,"),
         (["nonsense"], "a backend URL starts with a scheme"),
         (["sqlite:///x?y=1"], "takes no parameters"),
         (["--json", "/nowhere/at/all.json"], "its folder does not exist, make it"),
         (["--json", "/"], "--json / is a folder: name a file"),
+        pytest.param(
+            ["--json", "/proc/new.json"],
+            "--json /proc/new.json cannot be written (",
+            marks=on_linux,
+        ),
+        (["--services", "sqlite:///x"], "--services starts servers of its own: leave the URLs out"),
         (["--unknown"], "unrecognized arguments: --unknown"),
     ],
 )
@@ -87,6 +116,137 @@ def test_each_measurement_works(name: str) -> None:
         assert figure.ratio is None or 0 < figure.ratio < 10_000
     if name in ALONE:
         assert all(figure.ratio is not None and figure.floor for figure in figures)
+
+
+def test_each_measurement_works_on_postgres(postgres_url: str) -> None:
+    store = store_of(postgres_url)
+    facts = store.facts()
+    assert facts["store"].startswith("PostgreSQL ")
+    assert {"fsync", "synchronous_commit"} < set(facts)
+    for figure in measured_alone(store):
+        assert figure.ratio is not None
+        assert 0 < figure.ratio < 10_000
+    left = execute(
+        postgres_url,
+        "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'bench%%' UNION ALL "
+        "SELECT relname FROM pg_class WHERE relname LIKE 'bench%%'",
+    )
+    assert left == []
+
+
+def test_each_measurement_works_on_redis(redis_url: str) -> None:
+    store = store_of(redis_url)
+    facts = store.facts()
+    assert facts["store"].partition(" ")[0] in ("Redis", "Valkey")
+    assert facts["append-only file"] == "off"
+    assert facts["snapshots"] == "none"
+    for figure in measured_alone(store):
+        assert figure.ratio is not None
+        assert 0 < figure.ratio < 10_000
+    assert redis.execute(redis_url, "KEYS", "bench:*") == []
+
+
+def measured_alone(store: Store) -> list[Figure]:
+    """Do what needs no other process, and see that a batch of renewals is one transaction."""
+    figures = []
+    for name in ("singles", "batches", "history"):
+        figures += bench.MEASUREMENTS[name](told(store, f"bench-{uuid.uuid4().hex}"))
+    notes = [figure.note for figure in figures if figure.name.startswith("renewals")]
+    assert [note.endswith("transactions of the store for each: 1") for note in notes] == [True]
+    return figures
+
+
+@pytest.mark.parametrize("kind", ["postgres", "redis"])
+def test_one_process_wins_each_run_of_the_smallest_program(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """And the history that was written for a measurement is one that the library reads."""
+    if kind == "postgres":
+        url = new_database_of(request)
+    else:
+        url = request.getfixturevalue("services").redis().url
+    store = store_of(url)
+    first, second = store.make_winners(), store.make_winners()
+    assert first is not None
+    assert second is not None
+    keys = [f"{uuid.uuid4().hex} {number}" for number in range(3)]
+    with closing(first), closing(second):
+        assert sorted(first.win(keys[:2])) == sorted(keys[:2])
+        assert second.win(keys) == keys[2:]
+        first.remove()
+    namespace = f"bench-{uuid.uuid4().hex}"
+    with closing(store.opened(namespace)) as backend:
+        backend.register([JobStamp("job", "bench")])
+        settle_all(backend, won(backend, [claim_of("job", now_ms(backend) - 1)]))
+        assert store.fill(namespace, "job", 20)
+        records = backend.history("job", 100)
+        assert [record.key.scheduled_ms for record in records[1:]] == list(range(20, 0, -1))
+        assert {record.state for record in records} == {RunState.FINISHED}
+        (states,) = backend.states([JobSpan("job", 5, 7)])
+        assert sorted(states) == [5, 6, 7]
+        assert backend.prune(1_000, 100).deleted == 20
+    store.empty(namespace)
+
+
+def new_database_of(request: pytest.FixtureRequest) -> str:
+    made = new_database(request.getfixturevalue("services").postgres(), f"test_{uuid.uuid4().hex}")
+    url = made.__enter__()
+    request.addfinalizer(lambda: made.__exit__(None, None, None))
+    return url
+
+
+def test_servers_of_its_own_are_measured_and_removed(
+    services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that cannot be had is one line, and the others are measured all the same."""
+    del services  # skipped without them
+    from scripts import _bench_services
+
+    missing = {"Redis": _bench_services.places()["Redis"], "Valkey": no_server}
+    monkeypatch.setattr(_bench_services, "places", lambda: missing)
+    monkeypatch.setattr(bench, "QUICK", TINY)
+    assert bench.main(["--services", "--quick", "--only", "singles"]) == 1
+    shown = capsys.readouterr()
+    assert "snapshots: 3600 1 300 100 60 10000" in shown.out
+    assert shown.err.splitlines()[-1] == "bench.py: Valkey: install it"
+    (url,) = re.findall(r"^redis://\S+", shown.out, flags=re.MULTILINE)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((urlsplit(url).hostname, urlsplit(url).port or 0)).close()
+
+
+@contextmanager
+def no_server() -> Iterator[Store]:
+    message = "install it"
+    raise BenchError(message)
+    yield
+
+
+def test_each_kind_of_server_of_this_machine_is_measured() -> None:
+    from scripts._bench_services import places
+
+    names = [name.partition(" ")[0] for name in places()]
+    assert sorted(set(names)) == ["PostgreSQL", "Redis", "Valkey", "a"]
+
+
+@on_linux
+def test_figures_that_cannot_be_written_are_shown_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "QUICK", TINY)
+    arguments = [f"sqlite:///{tmp_path / 'jobs.db'}", "--quick", "--only", "singles"]
+    assert bench.main([*arguments, "--json", "/dev/full"]) == 1
+    shown = capsys.readouterr()
+    assert "claims, one a call" in shown.out
+    assert shown.err.splitlines()[-1].startswith("bench.py: --json /dev/full: No space left")
+
+
+def test_a_file_for_figures_is_not_made_before_there_are_any(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    assert bench.unwritable(path) == ""
+    assert not path.exists()
+    path.write_text("kept")
+    assert bench.unwritable(path) == ""
+    assert path.read_text() == "kept"
 
 
 def test_the_table_and_the_file_hold_what_was_measured(
@@ -153,11 +313,11 @@ def test_a_run_that_is_missing_is_noticed() -> None:
 
 def test_figure_floor_and_ratio_tell_the_same() -> None:
     """One quick round of the store, or of its floor, decides none of them."""
-    figure = compared("claims", [2.0, 0.1, 2.0], [1.0, 1.0, 0.1], "", 100)
+    figure = compared("claims", Timing([2.0, 0.1, 2.0], [1.0, 1.0, 0.1], 100), "", "at most 3")
     assert figure.value == "50 a second (20,000 us each)"
     assert figure.floor == "100 a second"
     assert figure.ratio == 2
-    assert compared("claims", [1.0], [0.0], "", 1).ratio is None
+    assert compared("claims", Timing([1.0], [0.0], 1), "").ratio is None
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
@@ -175,5 +335,5 @@ def test_a_kind_of_store_without_a_floor_does_nothing_for_one() -> None:
         floor.insert(1)
         floor.update(1)
     assert not store.fill("bench", "job", 1)
-    assert store.empty_twin() is store
-    assert {type(store_of(f"{scheme}:///bench.db")) for scheme in KINDS} == set(KINDS.values())
+    assert store.empty_twin().url == store.url
+    assert {type(store_of(f"{scheme}:///0")) for scheme in KINDS} == set(KINDS.values())
