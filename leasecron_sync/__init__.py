@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.rabbitmq import RabbitMQClaim
 from leasecron_sync.backends.redis import RedisLease
+from leasecron_sync.backends.redis_claim import RedisClaim
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect, connect_claim, connect_lease
 from leasecron_sync.errors import (
@@ -39,8 +42,11 @@ __all__ = [
     "LiveRunStatus",
     "MemoryLease",
     "MissingDependency",
+    "NatsClaim",
     "OutcomeUnknown",
     "PostgresLease",
+    "RabbitMQClaim",
+    "RedisClaim",
     "RedisLease",
     "Run",
     "RunInterrupt",

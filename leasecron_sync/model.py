@@ -43,6 +43,7 @@ class Verdict(str, Enum):
     EARLY = "early"
     TOO_OLD = "too_old"
     TAKEN = "taken"  # claim backends: another decision won
+    UNKNOWN = "unknown"  # claim backends: it may have won, and nobody can find out
     HELD = "held"  # lease backends from here on: another holder's lease is live
     SETTLED = "settled"
     WAITING = "waiting"
@@ -182,10 +183,18 @@ class JobStanding:
 
 @dataclass(frozen=True)
 class ClaimReply:
-    """Answer of a claim backend."""
+    """Answer of a claim backend.
+
+    Attributes:
+        verdict: The decision. ``DEFERRED`` is the answer for one that could not be asked for, while
+            others of its batch were decided.
+        wait_ms: When to ask again.
+        reason: Why it was rejected.
+    """
 
     verdict: Verdict
     wait_ms: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)

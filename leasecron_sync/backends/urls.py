@@ -9,18 +9,14 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from leasecron_sync.backends._secrets import hide_credentials
 from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.rabbitmq import RabbitMQClaim
 from leasecron_sync.backends.redis import RedisLease
+from leasecron_sync.backends.redis_claim import STRATEGIES, RedisClaim
 from leasecron_sync.backends.sqlite import SQLiteLease
 
 __all__ = ["connect", "connect_claim", "connect_lease", "hide_credentials"]
-
-_LATER = {
-    "amqp": "RabbitMQ",
-    "amqps": "RabbitMQ",
-    "nats": "NATS",
-    "tls": "NATS",
-}
 
 
 def connect(url: str) -> Backend:
@@ -31,8 +27,10 @@ def connect(url: str) -> Backend:
     parameters of libpq, and ``schema`` and ``table_prefix`` as ``PostgresLease`` does.
     ``redis://host:6379/0`` (also ``rediss``, ``valkey``, ``valkeys`` and ``unix``) is a server,
     ``redis+sentinel://host:26379/service/0`` what sentinels know, ``redis+cluster://host:6379`` a
-    cluster. ``memory://name`` is shared in the process. Characters such as ``%``, ``?`` and ``#``
-    in a path or a password are written percent-encoded.
+    cluster; with ``?strategy=script``, ``stream-id`` or ``idmp`` they name a claim backend.
+    ``amqp://user:password@host:5672/vhost`` and ``amqps`` are RabbitMQ, ``nats://host1:4222,host2``
+    and ``tls`` NATS, both for claims. ``memory://name`` is shared in the process. Characters such
+    as ``%``, ``?`` and ``#`` in a path or a password are written percent-encoded.
 
     Args:
         url: Scheme, place, and parameters of the backend.
@@ -54,12 +52,6 @@ def connect(url: str) -> Backend:
         message = (
             "a backend URL starts with a scheme, such as 'sqlite:///jobs.db' or 'memory://tests'; "
             "for a plain path write SQLiteLease(path)"
-        )
-        raise ValueError(message)
-    if scheme in _LATER:
-        message = (
-            f"{scheme}:// names a backend for {_LATER[scheme]}, which is not in this version of "
-            f"leasecron_sync yet; it has: {', '.join(f'{name}://' for name in _MAKERS)}"
         )
         raise ValueError(message)
     if scheme not in _MAKERS:
@@ -184,17 +176,32 @@ def _postgres(url: str) -> PostgresLease:
     return PostgresLease(f"{dsn}?{'&'.join(others)}" if others else dsn, **own)
 
 
-_STRATEGY = re.compile(r"(?:^|&)strategy(?:=|&|$)")
-
-
-def _redis(url: str) -> RedisLease:
-    if _STRATEGY.search(url.partition("?")[2]):
+def _redis(url: str) -> Backend:
+    place, _, query = url.partition("?")
+    parts = list(filter(None, query.split("&")))
+    asked = [part for part in parts if unquote(part.partition("=")[0]) == "strategy"]
+    if not asked:
+        return RedisLease(url)
+    others = "&".join(part for part in parts if part not in asked)
+    strategy = unquote(asked[-1].partition("=")[2])
+    if len(asked) > 1 or strategy not in STRATEGIES:
         message = (
-            f"{hide_credentials(url)}: 'strategy' names a claim backend for Redis, which is not in "
-            "this version of leasecron_sync yet; without it the URL names a lease"
+            f"{hide_credentials(url)}: strategy is one of {', '.join(STRATEGIES)}; without it the "
+            "URL names a lease"
         )
         raise ValueError(message)
-    return RedisLease(url)
+    return RedisClaim(f"{place}?{others}" if others else place, strategy=strategy)
+
+
+def _nats(url: str) -> NatsClaim:
+    names = [unquote(part.partition("=")[0]) for part in url.partition("?")[2].split("&")]
+    if "strategy" in names:
+        message = (
+            f"{hide_credentials(url)}: 'strategy' would name a lease in NATS, which is not in this "
+            "version of leasecron_sync yet; without it the URL names a claim"
+        )
+        raise ValueError(message)
+    return NatsClaim(url)
 
 
 _MAKERS: dict[str, Callable[[str], Backend]] = {
@@ -207,5 +214,9 @@ _MAKERS: dict[str, Callable[[str], Backend]] = {
         for scheme in ("redis", "rediss", "valkey", "valkeys")
     },
     "unix": _redis,
+    "amqp": RabbitMQClaim,
+    "amqps": RabbitMQClaim,
+    "nats": _nats,
+    "tls": _nats,
     "memory": _memory,
 }

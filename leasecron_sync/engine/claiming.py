@@ -89,7 +89,7 @@ class _Asking:
 def _in_one_form(reply: Union[LeaseReply, ClaimReply]) -> LeaseReply:
     if isinstance(reply, LeaseReply):
         return reply
-    return LeaseReply(reply.verdict, wait_ms=reply.wait_ms)
+    return LeaseReply(reply.verdict, wait_ms=reply.wait_ms, reason=reply.reason)
 
 
 class LeaseClaimer(_Asking):

@@ -48,6 +48,8 @@ class Reporter:
             self._context.emit(name, item.key, reason=reply.reason)
         elif reply.verdict is Verdict.TOO_OLD:
             self.missed(item, Reason.TOO_OLD)
+        elif reply.verdict is Verdict.UNKNOWN:
+            self.missed(item, Reason.UNKNOWN_OUTCOME)
         elif reply.verdict is Verdict.REJECTED:
             _logger.error("a run was refused job=%r reason=%r", item.key.job, reply.reason)
             self.missed(item, Reason.UNKNOWN_OUTCOME)

@@ -18,6 +18,11 @@ from leasecron_sync import (
     Event,
     LeaseRun,
     MemoryLease,
+    NatsClaim,
+    PostgresLease,
+    RabbitMQClaim,
+    RedisClaim,
+    RedisLease,
     Run,
     Scheduler,
     SQLiteLease,
@@ -181,9 +186,54 @@ def lease_options_of_a_scheduler(claim: ClaimBackend, claim_url: str) -> None:
 
 
 @raises(TypeError)
+def lease_options_on_brokers() -> None:
+    Scheduler(RabbitMQClaim("amqp://localhost"), lease_ms=15_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RabbitMQClaim("amqp://localhost"), heartbeat_ms=None)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RabbitMQClaim("amqp://localhost"), history_ms=604_800_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(NatsClaim("nats://localhost"), lease_ms=15_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(NatsClaim("nats://localhost"), heartbeat_ms=None)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(NatsClaim("nats://localhost"), history_ms=604_800_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RedisClaim("redis://localhost"), lease_ms=15_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RedisClaim("redis://localhost"), heartbeat_ms=None)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RedisClaim("redis://localhost"), history_ms=604_800_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RabbitMQClaim("amqp://localhost")).job(DAILY, overlap="skip")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).add_job(takes_run, DAILY, overlap="skip")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).job(DAILY, max_attempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).add_job(takes_run, DAILY, max_attempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).job(DAILY, retry_delay_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).add_job(takes_run, DAILY, retry_delay_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).job(DAILY, catch_up_ms=60_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).add_job(takes_run, DAILY, catch_up_ms=60_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).job(DAILY, catch_up_limit=100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RabbitMQClaim("amqp://localhost")).add_job(takes_run, DAILY, catch_up_limit=100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).job(DAILY, overlap="skip")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).add_job(takes_run, DAILY, overlap="skip")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).job(DAILY, max_attempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).add_job(takes_run, DAILY, max_attempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).job(DAILY, retry_delay_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).add_job(takes_run, DAILY, retry_delay_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).job(DAILY, catch_up_ms=60_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).add_job(takes_run, DAILY, catch_up_ms=60_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).job(DAILY, catch_up_limit=100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(NatsClaim("nats://localhost")).add_job(takes_run, DAILY, catch_up_limit=100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).job(DAILY, overlap="skip")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).add_job(takes_run, DAILY, overlap="skip")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).job(DAILY, max_attempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).add_job(takes_run, DAILY, max_attempts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).job(DAILY, retry_delay_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).add_job(takes_run, DAILY, retry_delay_ms=1_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).job(DAILY, catch_up_ms=60_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).add_job(takes_run, DAILY, catch_up_ms=60_000)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).job(DAILY, catch_up_limit=100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Scheduler(RedisClaim("redis://localhost")).add_job(takes_run, DAILY, catch_up_limit=100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@raises(TypeError)
 def claim_options_of_a_scheduler(lease: LeaseBackend, lease_url: str, folder: Path) -> None:
     Scheduler(MemoryLease(), claim_window_ms=60_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     Scheduler(SQLiteLease(folder / "jobs.db"), claim_window_ms=30_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(PostgresLease("postgresql://localhost/jobs"), claim_window_ms=60_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    Scheduler(RedisLease("redis://localhost"), claim_window_ms=60_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     Scheduler(lease, claim_window_ms=60_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     Scheduler(connect_lease(lease_url), claim_window_ms=60_000)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     Scheduler(MemoryLease(), lease_ms=15_000, claim_window_ms=60_000)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]

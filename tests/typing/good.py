@@ -20,6 +20,11 @@ from leasecron_sync import (
     HandOver,
     LeaseRun,
     MemoryLease,
+    NatsClaim,
+    PostgresLease,
+    RabbitMQClaim,
+    RedisClaim,
+    RedisLease,
     Run,
     RunInterrupt,
     RunRecord,
@@ -187,6 +192,28 @@ def schedulers_of_claim_backends() -> None:
     assert_type(scheduler.backend, MemoryClaim)
     assert_type(Scheduler(MemoryClaim()), Scheduler[MemoryClaim])
     assert_type(Scheduler(MemoryClaim(), around_run=None), Scheduler[MemoryClaim])
+
+
+def schedulers_on_servers() -> None:
+    postgres = PostgresLease("postgresql://localhost/jobs", schema="cron", table_prefix="jobs_")
+    on_postgres = Scheduler(postgres, lease_ms=6_000, history_ms=604_800_000)
+    assert_type(on_postgres, Scheduler[PostgresLease])
+    on_postgres.job(DAILY, overlap="allow", max_attempts=1)(takes_lease_run)
+    on_redis = Scheduler(RedisLease("redis://localhost"), heartbeat_ms=2_000)
+    assert_type(on_redis, Scheduler[RedisLease])
+    on_redis.add_job(takes_lease_run, DAILY, catch_up_ms=3_600_000)
+
+
+def schedulers_on_brokers() -> None:
+    on_rabbitmq = Scheduler(RabbitMQClaim("amqp://localhost"), claim_window_ms=30_000)
+    assert_type(on_rabbitmq, Scheduler[RabbitMQClaim])
+    on_rabbitmq.job(DAILY, jitter_ms=500, time_limit_ms=60_000)(takes_run)
+    on_nats = Scheduler(NatsClaim("nats://a,b,c?replicas=3"))
+    assert_type(on_nats, Scheduler[NatsClaim])
+    on_nats.add_job(takes_nothing, DAILY)
+    on_redis = Scheduler(RedisClaim("redis://localhost", strategy="stream-id"))
+    assert_type(on_redis, Scheduler[RedisClaim])
+    on_redis.add_job(takes_run, DAILY)
 
 
 def schedulers_of_urls(lease_url: str, claim_url: str) -> None:

@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Layers of several modules, which may import each other. Backends may not: what they share is in a
 # helper.
-TOGETHER = {"schedule", "protocol", "backends._*", "engine", "cli", "testing"}
+TOGETHER = {"schedule", "protocol", "backends._*", "engine", "doctor", "cli", "testing"}
 
 # What is not in the standard library -> the modules that import it, by how their names begin.
 THIRD_PARTY = {
@@ -324,8 +324,11 @@ PUBLIC = {
         "LiveRunStatus",
         "MemoryLease",
         "MissingDependency",
+        "NatsClaim",
         "OutcomeUnknown",
         "PostgresLease",
+        "RabbitMQClaim",
+        "RedisClaim",
         "RedisLease",
         "Run",
         "RunInterrupt",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.postgres import PostgresLease
 from leasecron_sync.backends.redis import RedisLease
+from leasecron_sync.backends.redis_claim import RedisClaim
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect, connect_claim, connect_lease, hide_credentials
-from leasecron_sync.testing.memory import MemoryClaim
 
 SECRETS = ("alice", "s3cret")
 
@@ -129,7 +130,6 @@ def test_a_redis_url_names_a_server(
         ("redis://alice:s3cret@h/0?tiemout=1", "it has: tiemout"),
         ("redis://alice:s3cret@h/0?socket_timeout=1", "it has: socket_timeout"),
         ("redis://alice:s3cret@h/0?ssl_ca_certs=x", "it has: ssl_ca_certs"),
-        ("redis://alice:s3cret@h/0?strategy=script", "not in this version"),
         ("redis://alice:s3cret@h:port/0", "host:port"),
         ("redis://alice:s3cret@h:70000/0", "host:port"),
         ("redis://alice:s3cret@one,two/0", "several hosts"),
@@ -204,20 +204,68 @@ def test_an_unknown_parameter_is_refused_by_name(base: str, rest: str, named: st
         connect(base + rest)
 
 
+# -- brokers --------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("scheme", "store"),
+    ("url", "shown"),
     [
-        ("amqp", "RabbitMQ"),
-        ("amqps", "RabbitMQ"),
-        ("nats", "NATS"),
-        ("tls", "NATS"),
-        ("Amqp", "RabbitMQ"),
+        ("amqp://localhost", "RabbitMQClaim('amqp://localhost')"),
+        ("AMQP://alice:s3cret@h:5673/%2Fx?heartbeat=30", "RabbitMQClaim('AMQP://h:5673/%2Fx')"),
+        ("amqps://alice:s3cret@h", "RabbitMQClaim('amqps://h')"),
+        ("nats://localhost", "NatsClaim('nats://localhost')"),
+        ("nats://alice:s3cret@a,b:4223?replicas=3", "NatsClaim('nats://a,b:4223')"),
+        ("tls://s3cret@a", "NatsClaim('tls://a')"),
+        (
+            "redis://alice:s3cret@h/0?strategy=script",
+            "RedisClaim('redis://h/0', strategy='script')",
+        ),
+        ("redis://h?strategy=stream-id", "RedisClaim('redis://h', strategy='stream-id')"),
+        ("valkey+cluster://h?strategy=idmp", "RedisClaim('valkey+cluster://h', strategy='idmp')"),
+        ("unix:///r.sock?db=1&strategy=idmp", "RedisClaim('unix:///r.sock', strategy='idmp')"),
     ],
 )
-def test_a_backend_of_a_later_version_says_so(scheme: str, store: str) -> None:
-    with pytest.raises(ValueError, match=f"{store}, which is not in this version.*sqlite://") as it:
-        connect(f"{scheme}://alice:s3cret@localhost/0?password=s3cret")
-    assert not any(secret in str(it.value) for secret in SECRETS)
+def test_a_broker_url_names_a_claim_backend(url: str, shown: str) -> None:
+    backend = connect_claim(url)
+    assert repr(backend) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (
+            "amqp://alice:s3cret@h/x?password=s3cret",
+            "takes the parameters heartbeat, it has: passw",
+        ),
+        ("amqp://alice:s3cret@h/x?heartbeat=no", "heartbeat is a number of seconds"),
+        ("amqp://alice:s3cret@h/x?heartbeat=0", "heartbeat is a number of seconds"),
+        ("amqp://alice:s3cret@h/x?cacertfile=x", "takes the parameters heartbeat, it has: cacert"),
+        ("amqps://alice:s3cret@h/x?cacertfile=/no/such", "cacertfile names no file"),
+        ("amqps://alice:s3cret@h/x?verify=no", "verify is verify_peer or verify_none"),
+        ("amqp://alice:s3cret@h/a/b", "a vhost is one part"),
+        ("amqp://alice:s3cret@a,b/x", "one host is named"),
+        ("amqp://alice:s3cret@h:x/x", "the port cannot be read"),
+        ("amqp://alice:s3cret@h/x#y", "is no AMQP URL"),
+        ("nats://alice:s3cret@h?replicas=0", "replicas is a number from 1 to 5"),
+        ("nats://alice:s3cret@h?replicas=x", "replicas is a number from 1 to 5"),
+        (
+            "nats://alice:s3cret@h?timeout=1",
+            "takes the parameters replicas, credentials, it has: t",
+        ),
+        ("nats://alice:s3cret@h?tls_ca=x", "takes the parameters replicas, credentials, it has: t"),
+        ("tls://alice:s3cret@h?tls_ca=/no/such", "tls_ca names no file"),
+        ("nats://alice:s3cret@h/x", "nothing comes after the hosts"),
+        ("nats://alice:s3cret@h:x", "a server is host, host:port"),
+        ("nats://alice:s3cret@h?strategy=lease", "which is not in this version"),
+        ("redis://alice:s3cret@h/0?strategy=first", "strategy is one of script, stream-id, idmp"),
+        ("redis://alice:s3cret@h/0?strategy=", "strategy is one of script, stream-id, idmp"),
+        ("redis://alice:s3cret@h/0?strategy=idmp&strategy=script", "strategy is one of"),
+    ],
+)
+def test_a_broker_url_that_cannot_be_meant_is_refused(url: str, text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
+        connect(url)
+    assert not any(secret in str(caught.value) for secret in SECRETS)
 
 
 @pytest.mark.parametrize("url", ["mysql://alice:s3cret@localhost/x", "http://localhost"])
@@ -242,22 +290,16 @@ def test_what_is_no_text_is_refused(url: object) -> None:
 # -- the typed forms ------------------------------------------------------------------------------
 
 
-def test_connect_lease_returns_lease_backends_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_lease_returns_lease_backends_only() -> None:
     assert isinstance(connect_lease("sqlite:///jobs.db"), SQLiteLease)
-    monkeypatch.setattr(
-        "leasecron_sync.backends.urls._MAKERS", {"memory": lambda _url: MemoryClaim()}
-    )
-    with pytest.raises(ValueError, match=r"memory://localhost/x names MemoryClaim, not a lease"):
-        connect_lease("memory://alice:s3cret@localhost/x?password=s3cret")
+    with pytest.raises(ValueError, match=r"nats://localhost names NatsClaim, not a lease"):
+        connect_lease("nats://alice:s3cret@localhost")
 
 
-def test_connect_claim_returns_claim_backends_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_claim_returns_claim_backends_only() -> None:
     with pytest.raises(ValueError, match=r"sqlite:///jobs\.db names SQLiteLease, not a claim"):
         connect_claim("sqlite:///jobs.db")
-    monkeypatch.setattr(
-        "leasecron_sync.backends.urls._MAKERS", {"memory": lambda _url: MemoryClaim()}
-    )
-    assert isinstance(connect_claim("memory://x"), MemoryClaim)
+    assert isinstance(connect_claim("redis://h?strategy=script"), RedisClaim)
 
 
 # -- credentials ----------------------------------------------------------------------------------

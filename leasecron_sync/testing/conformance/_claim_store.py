@@ -19,9 +19,12 @@ class ClaimSuite(Suite[ClaimBackend]):
 
     Attributes:
         window_ms: Length of the claim windows that the cases ask for, if the mechanism can keep it.
+        reads_back: False where nothing in the store tells whose decision won, so that only the
+            object that asked knows its own.
     """
 
     window_ms: ClassVar[int] = 60_000
+    reads_back: ClassVar[bool] = True
 
     @pytest.fixture
     def store(
@@ -55,6 +58,12 @@ class ClaimStore(Store[ClaimBackend]):
         """The claim window: what the suite asks for, as far as the mechanism can keep it."""
         largest = self.observer.max_window_ms
         return self._window_ms if largest is None else min(self._window_ms, largest)
+
+    def askers_again(self, winner: ClaimInstance) -> list[ClaimInstance]:
+        """Return who may ask again for what an instance won."""
+        suite = self.suite
+        assert isinstance(suite, ClaimSuite)
+        return [winner, winner, *([self.instance()] if suite.reads_back else [])]
 
     def instance(
         self, namespace: Optional[str] = None, call_timeout_ms: int = 5_000

@@ -1,0 +1,142 @@
+"""An event loop in a thread of its own, for a client that needs one.
+
+Everything that the loop needs later is made with it: at the end of the interpreter no thread can be
+started, and no executor made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Callable, Optional, TypeVar, Union
+
+from leasecron_sync.errors import OutcomeUnknown, StoreUnavailable
+
+T = TypeVar("T")
+
+NAME = "leasecron-nats"
+CLOSE_S = 0.5
+SPARE_S = 0.25
+"""How much longer than a call the thread that waits for it does: the call ends by itself."""
+
+_Question = tuple["asyncio.Future[Any]", tuple[Any, ...]]
+
+
+class _Resolver(threading.Thread):
+    """Looks names of hosts up, which can take long, and cannot be given up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name=f"{NAME}-names", daemon=True)
+        self._loop = loop
+        self.asked: queue.SimpleQueue[Optional[_Question]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        for future, where in iter(self.asked.get, None):
+            result: Any = None
+            error: Optional[Exception] = None
+            try:
+                result = socket.getaddrinfo(*where)
+            except Exception as raised:  # noqa: BLE001 - whatever it is, it is raised where it is awaited
+                error = raised
+            try:
+                self._loop.call_soon_threadsafe(_answer, future, result, error)
+            except RuntimeError:  # the loop is closed
+                return
+
+
+def _answer(future: asyncio.Future[Any], result: Any, error: Optional[Exception]) -> None:  # noqa: ANN401
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Asks a thread for addresses, and not an executor, which is waited for at exit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resolver = _Resolver(self)
+
+    async def getaddrinfo(  # noqa: PLR0913 - see the base class
+        self,
+        host: Optional[Union[str, bytes]],
+        port: Optional[Union[str, bytes, int]],
+        *,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 - likewise
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[Any]:
+        future: asyncio.Future[list[Any]] = self.create_future()
+        self.resolver.asked.put((future, (host, port, family, type, proto, flags)))
+        return await future
+
+
+class LoopThread:
+    """Runs coroutines for other threads."""
+
+    def __init__(self) -> None:
+        self._loop = _Loop()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._loop.resolver.start()
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_S))
+        finally:
+            self._loop.close()
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+        """Run a coroutine to its end.
+
+        Args:
+            make: Makes the coroutine, which ends by itself in time.
+            timeout_s: When to give it up all the same.
+
+        Raises:
+            StoreUnavailable: The loop is closed.
+            OutcomeUnknown: It did not end.
+        """
+        with self._lock:
+            if self._closed:
+                message = "the connection is closed"
+                raise StoreUnavailable(message)
+            future = asyncio.run_coroutine_threadsafe(make(), self._loop)
+        try:
+            return future.result(timeout_s + SPARE_S)
+        except FutureTimeoutError:
+            if future.done():  # it is the coroutine's own
+                raise
+            future.cancel()
+            message = "the event loop did not answer in time"
+            raise OutcomeUnknown(message) from None
+        except CancelledError:
+            message = "the call was given up when the connection was closed"
+            raise OutcomeUnknown(message) from None
+
+    def close(self) -> None:
+        """End the loop and its threads; bounded."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._loop.resolver.asked.put(None)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2 * CLOSE_S)
