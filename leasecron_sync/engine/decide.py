@@ -130,6 +130,8 @@ class LookBack:
         too_late: Those whose jitter was over before the window.
         older_from_ms: Scheduled times from here ...
         older_to_ms: ... to before here are given up.
+        expected: Those before the others that this instance means to claim all the same. Somebody
+            may hold them, so they are compared as well.
     """
 
     job: Job
@@ -138,22 +140,30 @@ class LookBack:
     too_late: tuple[int, ...]
     older_from_ms: int
     older_to_ms: int
+    expected: tuple[int, ...] = ()
 
     @property
     def span(self) -> Optional[JobSpan]:
         """What to ask the store about; None when there is nothing to compare."""
-        compared = (*self.scheduled, *self.too_late)
+        compared = (*self.expected, *self.too_late, *self.scheduled)
         return JobSpan(self.job.name, min(compared), max(compared)) if compared else None
 
     def without(self, expected: Callable[[RunKey], bool]) -> LookBack:
         """Leave out of what is given up what this instance means to claim all the same."""
         name, older_to_ms = self.job.name, self.older_to_ms
-        late = [ms for ms in self.too_late if not expected(RunKey(name, ms))]
+        known = {ms for ms in self.too_late if expected(RunKey(name, ms))}
+        late = [ms for ms in self.too_late if ms not in known]
         newest_ms = self.job.schedule.before(older_to_ms)
         while newest_ms is not None and expected(RunKey(name, newest_ms)):
+            known.add(newest_ms)
             older_to_ms = newest_ms
             newest_ms = self.job.schedule.before(older_to_ms)
-        return replace(self, too_late=tuple(late), older_to_ms=older_to_ms)
+        return replace(
+            self,
+            too_late=tuple(late),
+            older_to_ms=older_to_ms,
+            expected=(*self.expected, *sorted(known)),
+        )
 
 
 @dataclass(frozen=True)

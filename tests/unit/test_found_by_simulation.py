@@ -12,6 +12,7 @@ from leasecron_sync.engine.decide import Candidate, Origin
 from leasecron_sync.errors import HandOver, StoreRejected, StoreUnavailable
 from leasecron_sync.model import LeaseClaim, OnceClaim, OnOverlap, RunKey, RunState, Verdict
 from leasecron_sync.options import ON_TIME_MS
+from leasecron_sync.schedule import every
 from tests.fleet import DAY, HOUR, MIDDAY_MS, MINUTE, SECOND, Fleet, Instance, minutes
 
 
@@ -31,7 +32,7 @@ def told(fleet: Fleet) -> set[int]:
     return found
 
 
-def leave_lapsed(fleet: Fleet, job: str, scheduled_ms: int) -> None:
+def leave_lapsed(fleet: Fleet, job: str, scheduled_ms: int, lease_ms: int = 15_000) -> None:
     """Let somebody claim a run, and crash."""
     inner: Any = fleet.instances[0].backend.inner
     claim = LeaseClaim(
@@ -39,7 +40,7 @@ def leave_lapsed(fleet: Fleet, job: str, scheduled_ms: int) -> None:
         scheduled_ms,
         "gone",
         f"gone {scheduled_ms}",
-        15_000,
+        lease_ms,
         3,
         OnOverlap.SKIP,
         HOUR,
@@ -138,6 +139,24 @@ def test_an_instance_does_not_ask_twenty_times_a_second_behind_a_lapsed_run() ->
     assert 1 <= only.calls("claim") - before <= 12
     fleet.advance(30 * SECOND)
     assert fleet.states("job")[minutes(1, 1)[0]] is RunState.FINISHED
+
+
+def test_what_fell_due_before_an_outage_is_not_taken_over_right_after_it() -> None:
+    """It is in the agenda, and beyond the few that are made up for."""
+    fleet, only = alone()
+    only.job("job", every(seconds=2), overlap="allow", catch_up_ms=HOUR, catch_up_limit=1)
+    only.start()
+    fleet.advance(29 * SECOND)
+    fleet.let_pass(7 * SECOND)  # suspended
+    leave_lapsed(fleet, "job", MIDDAY_MS, lease_ms=1_000)
+    fleet.let_pass(2 * SECOND)
+    only.backend.faults.down = True
+    fleet.advance(SECOND // 2)
+    only.backend.faults.down = False
+    fleet.advance(3 * SECOND)
+    assert MIDDAY_MS not in fleet.started()
+    fleet.advance(10 * SECOND)
+    assert fleet.started().count(MIDDAY_MS) == 1
 
 
 def test_what_was_handed_over_is_not_claimed_at_once_because_the_agenda_names_it_too() -> None:
