@@ -81,7 +81,12 @@ class Candidate:
 
     def is_on_time(self, now_ms: int, steady_ms: int) -> bool:
         """Tell whether it was in the agenda before it was due, a short while ago."""
-        return self.origin is Origin.ON_TIME and self.age_ms(now_ms, steady_ms) <= ON_TIME_MS
+        if self.origin is not Origin.ON_TIME:
+            return False
+        age_ms = self.age_ms(now_ms, steady_ms)
+        if self.due_steady_ms is None:  # a clock that was set back makes nothing younger
+            age_ms = max(age_ms, steady_ms - self.found_ms)
+        return age_ms <= ON_TIME_MS
 
     def on_overlap(self, now_ms: int, steady_ms: int) -> OnOverlap:
         """Return what to do when another run of the job is in progress."""

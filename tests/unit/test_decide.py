@@ -76,6 +76,22 @@ def test_only_a_run_on_time_is_skipped(
     assert item.on_overlap(NOW_MS, STEADY_MS) is wanted
 
 
+@pytest.mark.parametrize(
+    ("waited_ms", "wanted"), [(10_000, OnOverlap.SKIP), (10_001, OnOverlap.DEFER)]
+)
+def test_a_clock_that_is_set_back_does_not_bring_a_late_run_back_on_time(
+    waited_ms: int, wanted: OnOverlap
+) -> None:
+    item = item_of(job_of())
+    assert item.on_overlap(NOW_MS + waited_ms - 20_000, STEADY_MS + waited_ms) is wanted
+
+
+def test_a_run_that_the_store_called_early_is_on_time_when_it_is_due() -> None:
+    item = item_of(job_of())  # found a minute early, by a clock that is ahead
+    item.due_steady_ms = STEADY_MS + 60_000
+    assert item.on_overlap(NOW_MS + 60_000, STEADY_MS + 60_000) is OnOverlap.SKIP
+
+
 def test_the_window_of_a_caught_up_run_grows_while_it_waits() -> None:
     job = job_of(catch_up_ms=5_000)
     assert item_of(job).max_age_ms(STEADY_MS + 1_000) == 10_000
