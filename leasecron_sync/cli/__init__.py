@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Callable, NamedTuple, NoReturn, Optional
 
 from leasecron_sync.cli import demo, doctor, history, jobs, run, schema
+from leasecron_sync.cli import exec as exec_command
 from leasecron_sync.cli import next as next_command
 from leasecron_sync.cli.output import (
     BROKEN_PIPE,
@@ -35,6 +36,7 @@ Runs one cron schedule in every instance of an application, each run executed by
 
   leasecron-sync demo                      see it at work, without any preparation
   leasecron-sync run jobs:scheduler        a worker process for the scheduler in jobs.py
+  leasecron-sync exec URL --name N ...     one line in the crontab of several hosts
   leasecron-sync next jobs:scheduler       when its jobs will be due
   leasecron-sync history sqlite:///jobs.db what has run, and where
   leasecron-sync doctor sqlite:///jobs.db  whether its store is in order
@@ -51,6 +53,7 @@ class _Command(NamedTuple):
 _COMMANDS = (
     _Command(demo.NAME, demo.HELP, demo.configure, demo.command),
     _Command(run.NAME, run.HELP, run.configure, run.command),
+    _Command(exec_command.NAME, exec_command.HELP, exec_command.configure, exec_command.command),
     _Command(next_command.NAME, next_command.HELP, next_command.configure, next_command.command),
     _Command(jobs.NAME, jobs.HELP, jobs.configure, jobs.command),
     _Command(history.NAME, history.HELP, history.configure, history.command),
@@ -106,8 +109,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(given: Sequence[str]) -> int:
+    given, rest = _parted(given)
     try:
-        options = _parser().parse_args(given)
+        options = _parser().parse_args(given, argparse.Namespace(rest=rest))
     except SystemExit as ended:  # after --help and --version
         status = ended.code if isinstance(ended.code, int) else FAILED
     else:
@@ -116,6 +120,14 @@ def _run(given: Sequence[str]) -> int:
     if sys.stdout is not None:
         sys.stdout.flush()  # here, where a failure can still be told
     return status
+
+
+def _parted(given: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Part what is for this program from the command to execute, which follows ``--``."""
+    if given[:1] != [exec_command.NAME] or "--" not in given:
+        return given, ()
+    at = list(given).index("--")
+    return given[:at], given[at + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
