@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import (
     TYPE_CHECKING,
@@ -99,6 +99,14 @@ class LiveRunStatus:
     stale: bool
 
 
+STUCK_MS = 60_000
+"""A step makes a few calls to the store, each with a time-out of some seconds."""
+
+
+def _moment(ms: Optional[int]) -> Optional[datetime]:
+    return None if ms is None else moment(ms)
+
+
 @dataclass(frozen=True)
 class Status:
     """What a scheduler knows of itself; made without any call to the store.
@@ -111,6 +119,11 @@ class Status:
         skew_ms: Store's clock minus this host's, at the newest comparison.
         runs: The runs that this instance executes.
         next_due: The earliest coming scheduled time.
+        stuck_ms: Of each thread, how long its present step has taken, or by how long it has
+            overslept; 0 in a wait that is not over.
+        store_answered: When the store answered last; None before the first time. An idle scheduler
+            does not ask it.
+        last_claim: When a claim was answered last; None before the first one.
     """
 
     state: str
@@ -120,6 +133,23 @@ class Status:
     skew_ms: Optional[int]
     runs: Sequence[LiveRunStatus]
     next_due: Optional[datetime]
+    stuck_ms: Mapping[str, int] = field(default_factory=dict[str, int])
+    store_answered: Optional[datetime] = None
+    last_claim: Optional[datetime] = None
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What keeps this instance from executing runs, a sentence each; empty when it is well."""
+        found = [] if self.state == "running" else [f"the scheduler is {self.state}"]
+        found += [f"the thread {name} has ended" for name in self.threads if not self.threads[name]]
+        found += [
+            f"the thread {name} has been in one step for {late_ms // 1000} s"
+            for name, late_ms in self.stuck_ms.items()
+            if late_ms >= STUCK_MS
+        ]
+        if self.store_down_since is not None:
+            found.append(f"the store has not answered since {self.store_down_since.isoformat()}")
+        return found
 
 
 class Scheduler(Generic[B_co]):
@@ -602,10 +632,13 @@ class Scheduler(Generic[B_co]):
             lifecycle.state.value,
             started.context.instance_id,
             {loop.thread.name: loop.thread.is_alive() for loop in started.threads()},
-            None if down_ms is None else moment(down_ms),
+            _moment(down_ms),
             caller.skew_ms,
             runs,
             moment(min(coming)) if coming else None,
+            {loop.thread.name: loop.overdue_ms() for loop in started.threads()},
+            _moment(caller.answered_at_ms),
+            _moment(started.timer.claimed_at_ms),
         )
 
     def next_runs(self) -> dict[str, Optional[datetime]]:

@@ -55,6 +55,7 @@ class Caller:
         self._failing: set[str] = set()
         self._refused: set[str] = set()
         self._down_since_ms: Optional[int] = None
+        self._answered_at_ms: Optional[int] = None
         self._back_at_ms: Optional[int] = None
         self._skew_ms: Optional[int] = None
         self._offset_ms = 0
@@ -80,6 +81,7 @@ class Caller:
             unknown = OutcomeUnknown(f"{type(error).__name__}: {error}")
             self.failed(lane, unknown)
             raise unknown from error
+        self._answered_at_ms = self._clock.now_ms()
         if lane not in self._rounds:
             self._answered(lane)
         return result
@@ -148,6 +150,11 @@ class Caller:
     def down_since_ms(self) -> Optional[int]:
         """Wall clock at which the outage began; None while the store answers."""
         return self._down_since_ms
+
+    @property
+    def answered_at_ms(self) -> Optional[int]:
+        """Wall clock of the newest answer; None before the first one."""
+        return self._answered_at_ms
 
     @property
     def back_at_ms(self) -> Optional[int]:

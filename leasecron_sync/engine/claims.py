@@ -69,6 +69,8 @@ class Claims:
         """Steady time of the newest look at what may be asked for."""
         self.asked = False
         """True when the newest step made a call, and it was answered."""
+        self.claimed_at_ms: Optional[int] = None
+        """Wall clock of the newest claim that was answered."""
         self.far_ms: Optional[int] = None
         """Due time of a run that the newest step asked for and that lies far ahead of the clock."""
 
@@ -93,7 +95,7 @@ class Claims:
         context.claimed.clear()
         self._reporter.asking(chosen.candidates)
         answers = self._ask(chosen.candidates, asker.steady_ms)
-        self.asked = True
+        self.asked, self.claimed_at_ms = True, context.clock.now_ms()
         try:
             for answer in answers:
                 self._take(answer, asker.steady_ms)

@@ -27,6 +27,7 @@ class LoopThread:
         self._step = step
         self._clock = clock
         self._signal = threading.Event()
+        self._due_back_ms: Optional[int] = None
         # A daemon, so that a call that hangs cannot hold the interpreter.
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -49,11 +50,19 @@ class LoopThread:
         self.thread.join(max(0.0, timeout_s))
         return not self.thread.is_alive()
 
+    def overdue_ms(self) -> int:
+        """Return how long the present step has taken, or by how long a wait was overslept."""
+        due_back_ms = self._due_back_ms
+        return 0 if due_back_ms is None else max(0, self._clock.steady_ms() - due_back_ms)
+
     def _run(self) -> None:
         while True:
+            self._due_back_ms = self._clock.steady_ms()
             delay_ms = self._guarded()
             if delay_ms is None:
+                self._due_back_ms = None
                 return
+            self._due_back_ms = self._clock.steady_ms() + delay_ms
             if delay_ms > 0:
                 # In pieces: the wait's clock stands still while the machine is suspended, and no
                 # platform's longest wait is ever met.

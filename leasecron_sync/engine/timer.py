@@ -96,6 +96,11 @@ class TimerLoop:
         """
         return self._agenda.coming()
 
+    @property
+    def claimed_at_ms(self) -> Optional[int]:
+        """Wall clock of the newest claim that was answered; None before the first one."""
+        return self._claims.claimed_at_ms
+
     # -- the step ------------------------------------------------------------------------------
 
     def step(self) -> Optional[int]:
