@@ -83,12 +83,14 @@ class Backlog:
 
     # -- what comes and goes -------------------------------------------------------------------
 
-    def add_due(self, dues: Iterable[Due], steady_ms: int) -> None:
+    def add_due(self, dues: Iterable[Due], now_ms: int, steady_ms: int) -> None:
         """Take in what the agenda handed out."""
         for job, scheduled_ms, due_ms in dues:
             key = RunKey(job.name, scheduled_ms)
             if key not in self._items:
-                self._add(Candidate(job, key, due_ms, Origin.ON_TIME, steady_ms))
+                late_ms = max(0, now_ms - due_ms)
+                item = Candidate(job, key, due_ms, Origin.ON_TIME, steady_ms, late_ms=late_ms)
+                self._add(item)
 
     def add_owed(self, owed: Iterable[Candidate], now_ms: int, steady_ms: int) -> None:
         """Take in what a look back found; what is on time stays so."""

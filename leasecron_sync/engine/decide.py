@@ -39,6 +39,7 @@ class Candidate:
         deferred: True when it was answered once that another run is in progress.
         surplus: True when its job had more late runs than may be made up for.
         due_steady_ms: Steady time at which it is due by the store's clock, once the store said so.
+        late_ms: How late it was when the agenda handed it out.
     """
 
     job: Job
@@ -54,6 +55,7 @@ class Candidate:
     deferred: bool = False
     surplus: bool = False
     due_steady_ms: Optional[int] = None
+    late_ms: int = 0
 
     def age_ms(self, now_ms: int, steady_ms: int) -> int:
         """Return how long ago it fell due, by the store's clock where that is known."""
@@ -85,7 +87,7 @@ class Candidate:
             return False
         age_ms = self.age_ms(now_ms, steady_ms)
         if self.due_steady_ms is None:  # a clock that was set back makes nothing younger
-            age_ms = max(age_ms, steady_ms - self.found_ms)
+            age_ms = max(age_ms, self.late_ms + steady_ms - self.found_ms)
         return age_ms <= ON_TIME_MS
 
     def on_overlap(self, now_ms: int, steady_ms: int) -> OnOverlap:

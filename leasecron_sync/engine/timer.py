@@ -212,7 +212,7 @@ class TimerLoop:
 
     def _collect(self, now_ms: int, steady_ms: int, limit: int = POP_LIMIT) -> None:
         due, gaps = self._agenda.pop(now_ms, limit)
-        self._backlog.add_due(due, steady_ms)
+        self._backlog.add_due(due, now_ms, steady_ms)
         if self._catch_up is not None:
             self._catch_up.look_back([gap.job for gap in gaps], forget=False)
         else:

@@ -187,8 +187,9 @@ def add(world: World, draw: Draw, origin: Optional[Origin], name: str) -> None:
         key = RunKey(name, scheduled_ms)
         at_ms = scheduled_ms + due_ms
         if origin is None:
-            world.quick.add_due([Due(job, scheduled_ms, at_ms)], world.steady_ms)
-            made = Candidate(job, key, at_ms, Origin.ON_TIME, world.steady_ms)
+            world.quick.add_due([Due(job, scheduled_ms, at_ms)], world.now_ms, world.steady_ms)
+            late_ms = max(0, world.now_ms - at_ms)
+            made = Candidate(job, key, at_ms, Origin.ON_TIME, world.steady_ms, late_ms=late_ms)
             world.plain.items.setdefault(key, made)
         elif origin is Origin.UNSETTLED:
             world.quick.add_unsettled([key], JOBS, world.steady_ms)

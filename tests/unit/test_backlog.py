@@ -41,10 +41,10 @@ def only(backlog: Backlog) -> Candidate:
 
 def test_what_is_known_already_stays_as_it_is() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000), 5)
+    backlog.add_due(due_of(job, 1_000), 0, 5)
     item = only(backlog)
     item.decision_id = "d"
-    backlog.add_due(due_of(job, 1_000), 9)
+    backlog.add_due(due_of(job, 1_000), 0, 9)
     backlog.add_owed([found(job, 1_000, Origin.CAUGHT_UP, 9)], 2_000, 9)
     assert only(backlog) is item
     assert (item.origin, item.decision_id, item.found_ms) == (Origin.ON_TIME, "d", 5)
@@ -52,14 +52,14 @@ def test_what_is_known_already_stays_as_it_is() -> None:
 
 def test_what_is_late_by_now_is_caught_up_from_when_it_was_found() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000), 5)
+    backlog.add_due(due_of(job, 1_000), 0, 5)
     backlog.add_owed([found(job, 1_000, Origin.CAUGHT_UP, 70)], 11_001, 70)
     assert (only(backlog).origin, only(backlog).found_ms) == (Origin.CAUGHT_UP, 70)
 
 
 def test_what_somebody_has_claimed_is_left_out_but_not_what_may_be_its_own() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000, 2_000), 5)
+    backlog.add_due(due_of(job, 1_000, 2_000), 0, 5)
     backlog.add_unsettled([RunKey("job", 3_000)], {"job": job}, 5)
     for item in backlog.filtered(lambda item: item.due_ms == 1_000):
         item.unknown = True
@@ -70,7 +70,7 @@ def test_what_somebody_has_claimed_is_left_out_but_not_what_may_be_its_own() -> 
 
 def test_what_pending_names_goes_first_also_when_it_was_known() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000), 5)
+    backlog.add_due(due_of(job, 1_000), 0, 5)
     backlog.ask_again(only(backlog), 99_000)
     backlog.add_unsettled([RunKey("job", 1_000), RunKey("unknown", 1)], {"job": job}, 50)
     assert (only(backlog).origin, only(backlog).ask_ms) == (Origin.UNSETTLED, 50)
@@ -80,12 +80,12 @@ def test_what_pending_names_goes_first_also_when_it_was_known() -> None:
 
 def test_a_candidate_that_has_taken_anothers_place_is_not_discarded() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000), 5)
+    backlog.add_due(due_of(job, 1_000), 0, 5)
     old = only(backlog)
     backlog.replace_job("other", None)
     backlog.replace_job("job", None)
     assert len(backlog) == 0
-    backlog.add_due(due_of(job, 1_000), 6)
+    backlog.add_due(due_of(job, 1_000), 0, 6)
     backlog.discard(old)
     assert len(backlog) == 1
     backlog.discard(only(backlog))
@@ -116,7 +116,7 @@ def test_a_run_is_given_up_when_it_is_older_than_it_may_be(
 
 def test_the_age_is_the_stores_where_it_is_known() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000), 0)
+    backlog.add_due(due_of(job, 1_000), 0, 0)
     backlog.ask_again(only(backlog), 0, due_steady_ms=5_000)
     assert not backlog.take_expired(10_000_000, 65_000)
     assert backlog.take_expired(1_000, 65_001)
@@ -132,7 +132,7 @@ def test_of_more_than_the_limit_the_oldest_are_given_up() -> None:
 
 def test_the_next_that_waits_is_the_next_to_ask_for() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1, 2, 3), 0)
+    backlog.add_due(due_of(job, 1, 2, 3), 0, 0)
     for item, ask_ms in zip(backlog.filtered(lambda _item: True), (10, 30, 20)):
         backlog.ask_again(item, ask_ms)
     assert backlog.next_ask_ms(5) == 10
@@ -147,7 +147,7 @@ def asked(backlog: Backlog, now_ms: int, steady_ms: int) -> list[int]:
 
 def test_one_on_time_goes_before_one_that_waits_until_that_one_is_late() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000, 2_000), 0)
+    backlog.add_due(due_of(job, 1_000, 2_000), 0, 0)
     waits = backlog.filtered(lambda item: item.due_ms == 1_000)[0]
     backlog.ask_again(waits, 99_000)
     assert asked(backlog, 11_000, 1) == [2_000]
@@ -181,7 +181,7 @@ def test_what_is_gone_leaves_nothing_behind() -> None:
 
 def test_after_a_step_back_the_future_is_left_out_but_not_what_may_be_won() -> None:
     backlog, job = Backlog(LEASE), job_of()
-    backlog.add_due(due_of(job, 1_000, 2_000, 3_000), 0)
+    backlog.add_due(due_of(job, 1_000, 2_000, 3_000), 0, 0)
     for item in backlog.filtered(lambda item: item.due_ms == 3_000):
         item.unknown = True
     assert backlog.drop_future(1_500) == [RunKey("job", 2_000)]

@@ -83,6 +83,8 @@ def test_a_clock_that_is_set_back_does_not_bring_a_late_run_back_on_time(
     waited_ms: int, wanted: OnOverlap
 ) -> None:
     item = item_of(job_of())
+    item.late_ms = 2_000  # when it was found
+    waited_ms -= 2_000
     assert item.on_overlap(NOW_MS + waited_ms - 20_000, STEADY_MS + waited_ms) is wanted
 
 

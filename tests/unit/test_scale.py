@@ -416,7 +416,7 @@ def test_what_somebody_has_is_left_out_and_what_nobody_has_stays(
     assert timer._claims._ahead is not None
     due, _gaps = timer._agenda.pop(second.clock.now_ms())
     nobodys = Due(due[0].job, MIDDAY_MS + 1, MIDDAY_MS + 1)
-    timer._backlog.add_due([*due, nobodys], second.clock.steady_ms())
+    timer._backlog.add_due([*due, nobodys], MIDDAY_MS, second.clock.steady_ms())
     timer._backlog.offers(timer._claims._asker())
     assert timer._standby.ask_ms() is None
     timer._claims._ahead._wanted = True
