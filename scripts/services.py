@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Start the servers that the tests use, print where they are, and end them with Ctrl-C.
 
-scripts/services.py                one server of each kind that this machine has, PostgreSQL in each
-                                   major version
-scripts/services.py --groups       Redis and Valkey with sentinels and as clusters, and a PostgreSQL
-                                   replica, too
+scripts/services.py                one server of each kind that this machine has, PostgreSQL,
+                                   RabbitMQ and NATS in each version
+scripts/services.py --groups       Redis and Valkey with sentinels and as clusters, a PostgreSQL
+                                   replica, and clusters of RabbitMQ and NATS, too
 scripts/services.py --docker       what this machine has not is run by docker (needs the package
                                    docker: .venv/test/bin/python scripts/services.py --docker)
 
@@ -28,9 +28,12 @@ from typing import Callable, Optional, TypeVar, Union
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # tests.services of this checkout
 
+from tests.services.nats import NatsCluster, NatsServer  # noqa: E402 - see above
 from tests.services.postgres import PostgresServer  # noqa: E402 - see above
 from tests.services.process import ServiceError, ServiceMissing  # noqa: E402 - see above
 from tests.services.programs import VARIABLES  # noqa: E402 - see above
+from tests.services.rabbitmq import RabbitMQServer  # noqa: E402 - see above
+from tests.services.rabbitmq_cluster import RabbitMQCluster  # noqa: E402 - see above
 from tests.services.redis_groups import Cluster, Sentinels  # noqa: E402 - see above
 from tests.services.server import PrivateServer  # noqa: E402 - see above
 from tests.services.services import Services, Sources  # noqa: E402 - see above
@@ -38,7 +41,7 @@ from tests.services.services import Services, Sources  # noqa: E402 - see above
 LOOK_S = 1.0
 """How often it looks whether its servers still run."""
 
-Startable = Union[PrivateServer, Sentinels, Cluster]
+Startable = Union[PrivateServer, Sentinels, Cluster, RabbitMQCluster, NatsCluster]
 S = TypeVar("S", bound=Startable)
 
 
@@ -90,6 +93,8 @@ def start_all(services: Services, crew: Crew, *, groups: bool) -> None:
             add_behind(services, crew, server, groups=groups)
     crew.add("Redis", services.new_redis, VARIABLES["redis"])
     crew.add("Valkey", services.new_valkey, VARIABLES["valkey"])
+    crew.add("Redis with idmp", services.new_redis8, VARIABLES["redis8"])
+    add_brokers(services, crew, groups=groups)
     if groups:
         for kind in ("redis", "valkey"):
 
@@ -101,6 +106,25 @@ def start_all(services: Services, crew: Crew, *, groups: bool) -> None:
 
             crew.add(f"{kind.capitalize()} with sentinels", new_sentinels)
             crew.add(f"{kind.capitalize()} cluster", new_cluster)
+
+
+def add_brokers(services: Services, crew: Crew, *, groups: bool) -> None:
+    """Start RabbitMQ and NATS, the newest versions first: the variables are about these."""
+    for version in services.sources.versions("rabbitmq"):
+
+        def new_broker(version: Optional[str] = version) -> RabbitMQServer:
+            return services.new_rabbitmq(version)
+
+        crew.add("RabbitMQ", new_broker, VARIABLES["rabbitmq"])
+    for version in services.sources.versions("nats"):
+
+        def new_nats(version: Optional[str] = version) -> NatsServer:
+            return services.new_nats(version)
+
+        crew.add("NATS", new_nats, VARIABLES["nats"])
+    if groups:
+        crew.add("RabbitMQ cluster", services.new_rabbitmq_cluster)
+        crew.add("NATS cluster", services.new_nats_cluster)
 
 
 def add_behind(services: Services, crew: Crew, server: PostgresServer, *, groups: bool) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,21 +24,28 @@ from tests.services.process import (
     ServiceError,
     ServiceMissing,
 )
-from tests.services.programs import version_in
+from tests.services.programs import KINDS, Version, version_in
 
-IMAGES = {
+IMAGES: dict[str, dict[Version, str]] = {
     "postgresql": {18: "postgres:18", 15: "postgres:15"},
     "pgbouncer": {1: "edoburu/pgbouncer:v1.24.1-p1"},
     "redis": {7: "redis:7.4"},
+    "redis8": {8: "redis:8.6"},
     "valkey": {9: "valkey/valkey:9.0"},
+    "rabbitmq": {"4.0": "rabbitmq:4.0", "3.10": "rabbitmq:3.10"},
+    "nats": {"2.15": "nats:2.15", "2.9": "nats:2.9"},
 }
-"""The images by major version, the newest first. This is the only place that names them."""
+"""The images by version, the newest first. This is the only place that names them."""
 
-EXECUTABLES = {
-    "postgresql": "postgres",
-    "pgbouncer": "pgbouncer",
-    "redis": "redis-server",
-    "valkey": "valkey-server",
+SAYS_VERSION = {
+    "postgresql": ("postgres", "--version"),
+    "pgbouncer": ("pgbouncer", "--version"),
+    "redis": ("redis-server", "--version"),
+    "redis8": ("redis-server", "--version"),
+    "valkey": ("valkey-server", "--version"),
+    # The server itself would start, whatever it is asked.
+    "rabbitmq": ("sh", "-c", "echo rabbitmq $(rabbitmqctl version)"),
+    "nats": ("nats-server", "--version"),
 }
 
 PULL_S = 600
@@ -71,7 +78,7 @@ class Docker:
         """
         self._connected()
 
-    def program(self, name: str, major: Optional[int] = None) -> Program:
+    def program(self, name: str, major: Optional[Version] = None) -> Program:
         """Return the program that an image has.
 
         Args:
@@ -96,15 +103,16 @@ class Docker:
         with _explained(image), _leaving_nothing_open(client):
             said = client.containers.run(
                 image,
-                entrypoint=[EXECUTABLES[name], "--version"],
+                entrypoint=[*SAYS_VERSION[name]],
                 remove=True,
                 stderr=True,
             )
-        version = version_in(name, said.decode(errors="replace"))
+        kind = KINDS.get(name, name)
+        version = version_in(kind, said.decode(errors="replace"))
         if version is None:
             message = f"the image {image} has no {name}: it says {said!r}"
             raise ServiceMissing(message)
-        return Program(name, version, image=image)
+        return Program(kind, version, image=image)
 
     def _connected(self) -> Any:  # noqa: ANN401 - docker has no types
         if self._client is None:
@@ -151,7 +159,14 @@ class DockerLauncher:
         self._client = client
         self._program = program
 
-    def launch(self, argv: Sequence[str], home: Home, *, ending: int = signal.SIGKILL) -> Process:
+    def launch(
+        self,
+        argv: Sequence[str],
+        home: Home,
+        *,
+        ending: int = signal.SIGKILL,
+        environment: Optional[Mapping[str, str]] = None,
+    ) -> Process:
         del ending  # the container is removed
         name = f"leasecron-{uuid.uuid4().hex}"
         at_end = [sys.executable, "-c", REMOVE, name]
@@ -175,7 +190,12 @@ class DockerLauncher:
                     network_mode="host",
                     user=f"{stat.st_uid}:{stat.st_gid}",
                     working_dir=str(home.folder),
-                    environment={"HOME": str(home.folder), "LC_ALL": "C", "TZ": "UTC"},
+                    environment={
+                        "HOME": str(home.folder),
+                        "LC_ALL": "C",
+                        "TZ": "UTC",
+                        **(environment or {}),
+                    },
                     volumes=folders,
                 )
         except DockerException as error:

@@ -8,6 +8,16 @@
 ``pgbouncer_url``            the same database through pgbouncer in transaction mode
 ``redis_server``             a shared server; a test runs once with Redis and once with Valkey
 ``redis_url``                how to reach it; use the fixture ``namespace`` for keys
+``redis8_server``            a shared Redis server of 8.6 or newer, which has idempotent producers
+``redis8_url``               how to reach it
+``rabbitmq_version``         ``"3.10"`` and ``"4.0"``: a test runs once with each, for
+                             ``own.rabbitmq(rabbitmq_version)``
+``rabbitmq_server``          a shared RabbitMQ server of that version
+``rabbitmq_url``             how to reach it: ``amqp://leasecron:secret@127.0.0.1:PORT/%2F``; that
+                             user may do everything; use the fixture ``namespace`` for queues
+``nats_version``             ``"2.9"`` and ``"2.15"``, likewise
+``nats_server``              a shared NATS server of that version, with JetStream
+``nats_url``                 how to reach it: ``nats://127.0.0.1:PORT``; use ``namespace`` for names
 ``own``                      starts servers of this test alone, which it may stop, kill and pause
 ``proxy``                    starts proxies in front of servers, which disturb connections
 ============================ =======================================================================
@@ -26,15 +36,23 @@ from typing import Callable, NoReturn, Optional, Protocol, TypeVar, Union
 
 import pytest
 
+from tests.services.nats import NatsCluster, NatsServer
 from tests.services.postgres import PgBouncer, PostgresServer, new_database, through
 from tests.services.process import ServiceMissing
+from tests.services.programs import VERSIONS
 from tests.services.proxy import Proxy
+from tests.services.rabbitmq import RabbitMQServer
+from tests.services.rabbitmq_cluster import RabbitMQCluster
 from tests.services.redis import RedisServer, ValkeyServer
-from tests.services.redis_groups import Cluster, Sentinels
+from tests.services.redis_groups import Cluster, Sentinels, SentinelServer
 from tests.services.server import Server, Setting
 from tests.services.services import Services, Sources
 
 T = TypeVar("T")
+
+
+Group = Union[Sentinels, Cluster, RabbitMQCluster, NatsCluster]
+"""Servers that belong together."""
 
 
 class _Startable(Protocol):
@@ -64,7 +82,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run tests of a PostgreSQL server on each major version that is found."""
+    """Run tests of a PostgreSQL server on each version that is found, of others on each wanted."""
+    for name in VERSIONS:
+        if f"{name}_version" in metafunc.fixturenames:
+            versions = _sources(metafunc.config).versions(name)
+            ids = [name if version is None else f"{name}-{version}" for version in versions]
+            metafunc.parametrize(f"{name}_version", versions, ids=ids)
     if "postgres_server" in metafunc.fixturenames:
         majors = _sources(metafunc.config).majors()
         ids = ["postgresql" if major is None else f"postgresql-{major}" for major in majors]
@@ -132,6 +155,42 @@ def redis_url(redis_server: Server) -> str:
     return redis_server.url
 
 
+@pytest.fixture
+def redis8_server(services: Services) -> Server:
+    """A shared Redis server that has idempotent producers."""
+    return had(services.redis8)
+
+
+@pytest.fixture
+def redis8_url(redis8_server: Server) -> str:
+    """How to reach the shared Redis server that has idempotent producers."""
+    return redis8_server.url
+
+
+@pytest.fixture
+def rabbitmq_server(services: Services, rabbitmq_version: Optional[str]) -> Server:
+    """A shared RabbitMQ server."""
+    return had(lambda: services.rabbitmq(rabbitmq_version))
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq_server: Server) -> str:
+    """How to reach the shared RabbitMQ server."""
+    return rabbitmq_server.url
+
+
+@pytest.fixture
+def nats_server(services: Services, nats_version: Optional[str]) -> Server:
+    """A shared NATS server."""
+    return had(lambda: services.nats(nats_version))
+
+
+@pytest.fixture
+def nats_url(nats_server: Server) -> str:
+    """How to reach the shared NATS server."""
+    return nats_server.url
+
+
 class Own:
     """Starts servers of one test, which end with it.
 
@@ -140,7 +199,7 @@ class Own:
     """
 
     def __init__(self, services: Services, closed: contextlib.ExitStack) -> None:
-        self.started: list[Union[Server, Sentinels, Cluster]] = []
+        self.started: list[Union[Server, Group]] = []
         self._services = services
         self._closed = closed
 
@@ -170,16 +229,52 @@ class Own:
         """Start a Valkey server."""
         return self._start(had(lambda: self._services.new_valkey(durable=durable, **settings)))
 
+    def redis8(
+        self, *, durable: bool = True, tls: bool = False, **settings: Setting
+    ) -> RedisServer:
+        """Start a Redis server that has idempotent producers."""
+        return self._start(
+            had(lambda: self._services.new_redis8(durable=durable, tls=tls, **settings))
+        )
+
+    def rabbitmq(self, version: Optional[str] = None, **settings: Setting) -> RabbitMQServer:
+        """Start a RabbitMQ server."""
+        return self._start(had(lambda: self._services.new_rabbitmq(version, **settings)))
+
+    def rabbitmq_cluster(
+        self, version: Optional[str] = None, *, size: int = 2, **settings: Setting
+    ) -> RabbitMQCluster:
+        """Start RabbitMQ servers that are one broker."""
+        return self._start(
+            had(lambda: self._services.new_rabbitmq_cluster(version, size=size, **settings))
+        )
+
+    def nats(
+        self, version: Optional[str] = None, *, jetstream: bool = True, **settings: Setting
+    ) -> NatsServer:
+        """Start a NATS server."""
+        return self._start(
+            had(lambda: self._services.new_nats(version, jetstream=jetstream, **settings))
+        )
+
+    def nats_cluster(self, version: Optional[str] = None, **settings: Setting) -> NatsCluster:
+        """Start three NATS servers that keep streams together."""
+        return self._start(had(lambda: self._services.new_nats_cluster(version, **settings)))
+
     def sentinels(self, kind: str = "redis", **settings: Setting) -> Sentinels:
         """Start a primary with a replica and three sentinels, of Redis or Valkey."""
         return self._start(had(lambda: self._services.new_sentinels(kind, **settings)))
+
+    def sentinel_of(self, watched: RedisServer, service: str) -> SentinelServer:
+        """Start one sentinel by itself, which knows a server and fails nothing over."""
+        return self._start(self._services.new_sentinel(watched, service))
 
     def cluster(self, kind: str = "redis", **settings: Setting) -> Cluster:
         """Start a cluster of three primaries, of Redis or Valkey."""
         return self._start(had(lambda: self._services.new_cluster(kind, **settings)))
 
     def _start(self, server: Startable) -> Startable:
-        assert isinstance(server, (Server, Sentinels, Cluster))
+        assert isinstance(server, (Server, Sentinels, Cluster, RabbitMQCluster, NatsCluster))
         self.started.append(server)
         # Also one that does not start: its log is shown before that.
         self._closed.callback(server.close)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
@@ -242,13 +242,21 @@ class Process(Protocol):
 class Launcher(Protocol):
     """Starts programs."""
 
-    def launch(self, argv: Sequence[str], home: Home, *, ending: int = signal.SIGKILL) -> Process:
+    def launch(
+        self,
+        argv: Sequence[str],
+        home: Home,
+        *,
+        ending: int = signal.SIGKILL,
+        environment: Optional[Mapping[str, str]] = None,
+    ) -> Process:
         """Start a server, whose output is appended to the log of its home.
 
         Args:
             argv: The name of the program without its folder, and its arguments.
             home: Its folder and user.
             ending: The signal that ends it when nobody is left to end it gently.
+            environment: What it finds in its environment beside what all find.
         """
 
 
@@ -259,20 +267,30 @@ class LocalLauncher:
     keeper: KeeperClient
     program: Program
 
-    def launch(self, argv: Sequence[str], home: Home, *, ending: int = signal.SIGKILL) -> Process:
-        environment = {
+    def launch(
+        self,
+        argv: Sequence[str],
+        home: Home,
+        *,
+        ending: int = signal.SIGKILL,
+        environment: Optional[Mapping[str, str]] = None,
+    ) -> Process:
+        own = f"{self.program.folder}/{argv[0]}"
+        everything = {
             # Nothing of the caller's: PGPORT and its like would lead a server astray.
             "PATH": f"{self.program.folder}:/usr/bin:/bin",
             "HOME": str(home.folder),
             "LC_ALL": "C",
             "TZ": "UTC",
+            **(environment or {}),
         }
         answer = self.keeper.ask(
             "start",
-            argv=[f"{self.program.folder}/{argv[0]}", *argv[1:]],
+            # Some need a program of the system, such as a shell, which PATH leads to.
+            argv=[own if Path(own).exists() else argv[0], *argv[1:]],
             folder=str(home.folder),
             log=str(home.log),
-            env=environment,
+            env=everything,
             ids=home.ids,
             ending=ending,
         )

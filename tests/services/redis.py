@@ -125,20 +125,8 @@ class RedisServer(PrivateServer):
             make_certificate(self.home)
 
     def _write_settings(self) -> None:
-        if self.tls is None:
-            port: dict[str, Setting] = {"port": self.port}
-        else:
-            port = {
-                "port": 0,
-                "tls-port": self.port,
-                "tls-cert-file": str(self.tls.certificate),
-                "tls-key-file": str(self.tls.key),
-                "tls-ca-cert-file": str(self.tls.ca),
-                "tls-auth-clients": False,
-            }
         settings: dict[str, Setting] = {
             "bind": self.host,
-            **port,
             "unixsocket": str(self.socket),
             "dir": str(self.home.folder),
             "save": "",
@@ -146,11 +134,23 @@ class RedisServer(PrivateServer):
             "repl_diskless_sync_delay": 0,
             **self.settings,
         }
-        lines = []
+        lines = self._port_lines()
         for name, value in settings.items():
             text = _quoted(value) if name in SECRETS else _text(value) or EMPTY
             lines.append(f"{name.replace('_', '-')} {text}")
         self.home.write("server.conf", "\n".join([*lines, ""]))
+
+    def _port_lines(self) -> list[str]:
+        if self.tls is None:
+            return [f"port {self.port}"]
+        return [
+            "port 0",
+            f"tls-port {self.port}",
+            f"tls-cert-file {self.tls.certificate}",
+            f"tls-key-file {self.tls.key}",
+            f"tls-ca-cert-file {self.tls.ca}",
+            "tls-auth-clients no",
+        ]
 
     def _command(self) -> Sequence[str]:
         return [self.executable, str(self.home.folder / "server.conf")]

@@ -14,14 +14,18 @@ GROUP_S = 20.0
 """How long servers may take to find each other."""
 
 
-class _SentinelServer(RedisServer):
-    """One sentinel. It writes its configuration itself from the first start on."""
+class SentinelServer(RedisServer):
+    """One sentinel. It writes its configuration itself from the first start on.
+
+    It is encrypted if what it watches is.
+    """
 
     title = "Sentinel"
     ready_words = "Sentinel ID is"
 
     def __init__(self, watched: RedisServer, service: str) -> None:
-        super().__init__(watched._keeper, watched._launcher, watched.program)
+        tls = watched.tls is not None
+        super().__init__(watched._keeper, watched._launcher, watched.program, tls=tls)
         self.executable = watched.executable
         self._first = (
             f"sentinel monitor {service} {watched.host} {watched.port} 2\n"
@@ -32,10 +36,9 @@ class _SentinelServer(RedisServer):
             self._first += f"sentinel auth-pass {service} {watched.password}\n"
 
     def _prepare(self) -> None:
-        self.home.write(
-            "server.conf",
-            f"bind {self.host}\nport {self.port}\ndir {self.home.folder}\n{self._first}",
-        )
+        super()._prepare()
+        lines = [f"bind {self.host}", *self._port_lines(), f"dir {self.home.folder}"]
+        self.home.write("server.conf", "\n".join([*lines, self._first]))
 
     def _write_settings(self) -> None:
         """Nothing: what it has learned stands there."""
@@ -79,7 +82,7 @@ class Sentinels:
             server.settings["masterauth"] = primary.password
             server.settings["requirepass"] = primary.password
         replica.start()
-        self.sentinels = [_SentinelServer(primary, self.service) for _ in range(3)]
+        self.sentinels = [SentinelServer(primary, self.service) for _ in range(3)]
         for sentinel in self.sentinels:
             sentinel.start()
         if not eventually(self._complete, GROUP_S):

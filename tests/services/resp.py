@@ -47,12 +47,16 @@ class Connection:
             ReplyError: The server refused it.
             OSError: It did not answer in time, or not at all.
         """
+        self.send(*words)
+        return self._read()
+
+    def send(self, *words: Union[str, int]) -> None:
+        """Send a command, and do not wait for its reply."""
         request = b"*%d\r\n" % len(words)
         for word in words:
             encoded = str(word).encode()
             request += b"$%d\r\n%s\r\n" % (len(encoded), encoded)
         self._socket.sendall(request)
-        return self._read()
 
     def _read(self) -> Reply:
         line = self._replies.readline()

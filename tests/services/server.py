@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Optional, Union
 from urllib.parse import urlsplit
 
@@ -76,6 +76,7 @@ class PrivateServer(Server, ABC):
 
     title: ClassVar[str]
     ready_words: str  # in its log when it takes clients
+    taken_words: ClassVar[str] = "ddress already in use"  # in its log when its port is taken
     unprivileged: ClassVar[bool] = False  # it refuses to run as root
     stop_signals: Sequence[int] = (signal.SIGTERM,)  # for its operator, the last one the harshest
     ending: ClassVar[int] = signal.SIGKILL  # for one that nobody needs any more
@@ -107,6 +108,10 @@ class PrivateServer(Server, ABC):
     @abstractmethod
     def _command(self) -> Sequence[str]:
         """Return the command that starts it in the foreground."""
+
+    def _environment(self) -> Mapping[str, str]:
+        """Return what its process must find in its environment."""
+        return {}
 
     @abstractmethod
     def answers(self) -> bool:
@@ -153,7 +158,9 @@ class PrivateServer(Server, ABC):
         """Start it, and return whether it answers or its port was taken."""
         self._write_settings()
         home, size = self.home, self.home.log_size()
-        process = self._launcher.launch(self._command(), home, ending=self.ending)
+        process = self._launcher.launch(
+            self._command(), home, ending=self.ending, environment=self._environment()
+        )
         self._process = process
 
         def ready() -> bool:
@@ -164,7 +171,7 @@ class PrivateServer(Server, ABC):
             if process.running():
                 return True
             status = process.ended()
-            if "ddress already in use" in home.log_since(size):
+            if self.taken_words in home.log_since(size):
                 return False
             message = f"{self} ended with status {status} while it started: {self.log_tail()}"
         else:

@@ -11,10 +11,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 from tests.services import postgres, redis
 from tests.services.docker import IMAGES, Docker
+from tests.services.nats import NatsCluster, NatsServer
 from tests.services.postgres import PgBouncer, PostgresServer, Template
 from tests.services.process import (
     KeeperClient,
@@ -23,9 +24,11 @@ from tests.services.process import (
     Program,
     ServiceMissing,
 )
-from tests.services.programs import VARIABLES, Programs, missing
+from tests.services.programs import VARIABLES, VERSIONS, Programs, Version, missing
+from tests.services.rabbitmq import Names, RabbitMQServer
+from tests.services.rabbitmq_cluster import RabbitMQCluster
 from tests.services.redis import RedisServer, ValkeyServer
-from tests.services.redis_groups import Cluster, Sentinels
+from tests.services.redis_groups import Cluster, Sentinels, SentinelServer
 from tests.services.server import PrivateServer, Server, Setting
 
 S = TypeVar("S", bound=PrivateServer)
@@ -61,16 +64,29 @@ class Sources:
             return [None]
         found = list(self.programs.postgres())
         if not found and self.docker:
-            found = list(IMAGES["postgresql"])
+            found = [int(major) for major in IMAGES["postgresql"]]
         return [*found] or [None]
 
-    def local(self, name: str) -> dict[int, Program]:
-        """Return this machine's programs of one kind, by their major version."""
-        if name == "postgresql":
-            return self.programs.postgres()
+    def versions(self, name: str) -> list[Optional[str]]:
+        """Return the versions of RabbitMQ or NATS that tests want, the newest first.
+
+        None stands for the one that the environment names.
+        """
+        return [None] if self.url(name) else [*VERSIONS[name]]
+
+    def local(self, name: str) -> dict[Version, Program]:
+        """Return this machine's programs of one kind, by their version."""
+        several: dict[str, Callable[[], Mapping[Any, Program]]] = {
+            "postgresql": self.programs.postgres,
+            "rabbitmq": self.programs.rabbitmq,
+            "nats": self.programs.nats,
+        }
+        if name in several:
+            return dict(several[name]())
         found = {
             "pgbouncer": self.programs.pgbouncer,
             "redis": self.programs.redis,
+            "redis8": self.programs.redis8,
             "valkey": self.programs.valkey,
         }[name]()
         return {} if found is None else {found.version[0]: found}
@@ -121,6 +137,20 @@ class Services:
     def valkey(self) -> Server:
         """Return the shared Valkey server."""
         return self._share("valkey", lambda: self.new_valkey(durable=False))
+
+    def redis8(self) -> Server:
+        """Return the shared Redis server that has idempotent producers."""
+        return self._share("redis8", lambda: self.new_redis8(durable=False))
+
+    def rabbitmq(self, version: Optional[str] = None) -> Server:
+        """Return the shared RabbitMQ server of a version, or the newest."""
+        version = version or self.sources.versions("rabbitmq")[0]
+        return self._share("rabbitmq", lambda: self.new_rabbitmq(version), of=version)
+
+    def nats(self, version: Optional[str] = None) -> Server:
+        """Return the shared NATS server of a version, or the newest."""
+        version = version or self.sources.versions("nats")[0]
+        return self._share("nats", lambda: self.new_nats(version), of=version)
 
     def shared(self) -> list[Server]:
         """Return the shared servers that are in use."""
@@ -179,6 +209,10 @@ class Services:
         """Return a new primary with a replica and three sentinels, of Redis or Valkey."""
         return Sentinels(*self._several(2, kind, settings))
 
+    def new_sentinel(self, watched: RedisServer, service: str) -> SentinelServer:
+        """Return a new sentinel by itself, which knows a server and fails nothing over."""
+        return SentinelServer(watched, service)
+
     def new_cluster(self, kind: str = "redis", **settings: Setting) -> Cluster:
         """Return a new cluster of three primaries, of Redis or Valkey."""
         return Cluster(self._several(3, kind, settings))
@@ -190,7 +224,46 @@ class Services:
         }
         return [makers[kind](**settings) for _ in range(count)]
 
-    def _program(self, name: str, major: Optional[int] = None) -> Program:
+    def new_redis8(
+        self, *, durable: bool = True, tls: bool = False, **settings: Setting
+    ) -> RedisServer:
+        """Return a new Redis server that has idempotent producers."""
+        program = self._program("redis8")
+        server = RedisServer(self._keeper, self._launcher(program), program, tls=tls)
+        return _with(server, redis.DURABLE if durable else redis.FAST, settings)
+
+    def new_rabbitmq(self, version: Optional[str] = None, **settings: Setting) -> RabbitMQServer:
+        """Return a new RabbitMQ server."""
+        program = self._program("rabbitmq", version)
+        return _with(RabbitMQServer(self._keeper, self._launcher(program), program), {}, settings)
+
+    def new_rabbitmq_cluster(
+        self, version: Optional[str] = None, *, size: int = 2, **settings: Setting
+    ) -> RabbitMQCluster:
+        """Return new RabbitMQ servers that will be one broker."""
+        program = self._program("rabbitmq", version)
+        launcher = self._launcher(program)
+        names = Names(self._keeper, launcher)
+        nodes = [
+            _with(RabbitMQServer(self._keeper, launcher, program, names=names), {}, settings)
+            for _ in range(size)
+        ]
+        return RabbitMQCluster(nodes, names)
+
+    def new_nats(
+        self, version: Optional[str] = None, *, jetstream: bool = True, **settings: Setting
+    ) -> NatsServer:
+        """Return a new NATS server."""
+        program = self._program("nats", version)
+        server = NatsServer(self._keeper, self._launcher(program), program, jetstream=jetstream)
+        return _with(server, {}, settings)
+
+    def new_nats_cluster(self, version: Optional[str] = None, **settings: Setting) -> NatsCluster:
+        """Return three new NATS servers that will keep streams together."""
+        nodes = [self.new_nats(version) for _ in range(3)]
+        return NatsCluster([_with(node, {}, settings) for node in nodes])
+
+    def _program(self, name: str, major: Optional[Version] = None) -> Program:
         found = self.sources.local(name)
         if major is None and found:
             return next(iter(found.values()))

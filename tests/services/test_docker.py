@@ -15,7 +15,7 @@ from tests.services.docker import IMAGES
 from tests.services.fixtures import had
 from tests.services.postgres import PostgresServer, execute
 from tests.services.process import ServiceMissing, eventually
-from tests.services.programs import Programs
+from tests.services.programs import VARIABLES, VERSIONS, Programs
 from tests.services.redis import RedisServer
 from tests.services.services import Services, Sources
 
@@ -131,8 +131,10 @@ def test_an_image_that_cannot_be_had_is_missing(
 
 
 def test_the_images_of_every_server_are_named_the_newest_first() -> None:
-    assert set(IMAGES) == {"postgresql", "pgbouncer", "redis", "valkey"}
-    for images in IMAGES.values():
-        assert list(images) == sorted(images, reverse=True)
-        for major, image in images.items():
-            assert f":v{major}." in image or f":{major}" in image
+    assert set(IMAGES) == set(VARIABLES)
+    for name, images in IMAGES.items():
+        numbers = [[int(part) for part in str(version).split(".")] for version in images]
+        assert numbers == sorted(numbers, reverse=True)
+        assert list(images) == list(VERSIONS.get(name, images))
+        for version, image in images.items():
+            assert f":v{version}." in image or f":{version}" in image

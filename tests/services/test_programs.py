@@ -9,11 +9,11 @@ import pytest
 
 from tests.services.postgres import execute
 from tests.services.process import ServiceMissing
-from tests.services.programs import VARIABLES, Programs, missing, version_in
+from tests.services.programs import VARIABLES, VERSIONS, Programs, missing, version_in
 from tests.services.server import PrivateServer, Server
 from tests.services.services import Services, Sources
 
-NOTHING = Programs(root=Path("/nowhere"), path="", postgres_folders=())
+NOTHING = Programs(root=Path("/nowhere"), path="", postgres_folders=(), rabbitmq_folders="/nowhere")
 KINDS = list(VARIABLES)
 
 
@@ -36,6 +36,7 @@ def postgres(folder: Path, version: str) -> None:
         ("redis", "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", (7, 0, 15)),
         ("valkey", "Valkey server v=9.1.2 sha=00000000:1 malloc=libc", (9, 1, 2)),
         ("redis", "Valkey server v=9.1.2 sha=00000000:1 malloc=libc", None),
+        ("nats", "nats-server: v2.9.10", (2, 9, 10)),
         ("pgbouncer", "PgBouncer 1.18.0\nlibevent 2.1.12-stable", (1, 18, 0)),
         ("redis", "", None),
         ("redis", "redis-server: error while loading shared libraries", None),
@@ -96,6 +97,54 @@ def test_the_valkey_of_the_checkout_is_found_after_that_of_the_system(tmp_path: 
     assert found.version == (8, 1, 0)
 
 
+def rabbitmq(scripts: Path) -> None:
+    # One that is asked for its version starts a server instead.
+    program(scripts / "rabbitmq-server", "it was started")
+
+
+def test_each_rabbitmq_is_known_by_its_folder_that_of_the_system_first(tmp_path: Path) -> None:
+    unpacked = tmp_path / ".venv/servers/rabbitmq-x/root/usr/lib/rabbitmq/lib"
+    for version in ("3.10.8", "4.0.5"):
+        rabbitmq(unpacked / f"rabbitmq_server-{version}/sbin")
+    rabbitmq(tmp_path / "system/rabbitmq_server-3.10.9/sbin")
+    (tmp_path / "system/rabbitmq_server-3.12.0/sbin").mkdir(parents=True)
+    found = Programs(
+        root=tmp_path, path="", rabbitmq_folders=f"{tmp_path}/system/*/sbin"
+    ).rabbitmq()
+    assert list(found) == ["4.0", "3.10"]
+    assert found["3.10"].version == (3, 10, 9)
+
+
+def test_nats_is_found_in_each_version_the_newest_first(tmp_path: Path) -> None:
+    program(tmp_path / "path/nats-server", "nats-server: v2.9.10")
+    program(tmp_path / ".venv/servers/nats-2.9/root/usr/sbin/nats-server", "nats-server: v2.9.25")
+    program(tmp_path / ".venv/nats/bin/nats-server", "nats-server: v2.15.1")
+    found = Programs(root=tmp_path, path=str(tmp_path / "path")).nats()
+    assert [(name, one.version) for name, one in found.items()] == [
+        ("2.15", (2, 15, 1)),
+        ("2.9", (2, 9, 10)),
+    ]
+
+
+def test_only_a_redis_with_idempotent_producers_counts_as_one(tmp_path: Path) -> None:
+    program(tmp_path / "path/redis-server", "Redis server v=8.5.9 sha=0")
+    programs = Programs(root=tmp_path, path=str(tmp_path / "path"))
+    assert programs.redis8() is None
+    unpacked = tmp_path / ".venv/servers/redis-8/root/usr/bin"
+    program(unpacked / "redis-server", "Redis server v=8.10.0 sha=0")
+    found = Programs(root=tmp_path, path=str(tmp_path / "path")).redis8()
+    assert found is not None
+    assert found.folder == str(unpacked)
+
+
+def test_versions_that_tests_want_are_asked_for_also_if_they_are_missing() -> None:
+    sources = Sources(environment={}, programs=NOTHING)
+    for name, versions in VERSIONS.items():
+        assert sources.versions(name) == list(versions)
+        named = Sources(environment={VARIABLES[name]: "x://127.0.0.1:1"}, programs=NOTHING)
+        assert named.versions(name) == [None]
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_missing_server_is_named_with_all_that_helps(name: str) -> None:
     services = Services(Sources(environment={}, programs=NOTHING))
@@ -108,7 +157,7 @@ def test_a_missing_server_is_named_with_all_that_helps(name: str) -> None:
         with pytest.raises(ServiceMissing) as raised:
             start()
     text = str(raised.value)
-    assert text == missing(name)
+    assert text == missing(name, VERSIONS[name][0] if name in VERSIONS else None)
     assert "\n" not in text
     for helps in ("scripts/test", VARIABLES[name], "--docker", "--without-services"):
         assert helps in text
