@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from leasecron_sync import PostgresLease, RedisLease
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
@@ -12,7 +13,6 @@ from tests.docs.test_examples import ROOT, blocks_of
 from tests.services.fixtures import Own
 from tests.services.postgres import as_role, execute
 from tests.services.redis import execute as execute_in_redis
-from tests.services.server import Setting
 
 STORES = ROOT / "docs/stores.rst"
 
@@ -64,7 +64,7 @@ def test_the_rights_that_the_page_names_are_all_that_postgresql_needs(postgres_u
 
 def test_the_settings_and_the_user_that_the_page_names_are_all_that_redis_needs(own: Own) -> None:
     lines = [line.split(" ", 1) for line in block_with("appendonly yes").splitlines()]
-    settings: dict[str, Setting] = {name.replace("-", "_"): value for name, value in lines}
-    server = own.redis(durable=False, **settings)
+    settings: dict[str, Any] = {name.replace("-", "_"): value for name, value in lines}
+    server = own.redis(**settings)
     execute_in_redis(server.url, *block_with("ACL SETUSER").split())
     use(RedisLease(server.url.replace("redis://", "redis://worker:secret@")))
