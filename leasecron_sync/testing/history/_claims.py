@@ -72,8 +72,8 @@ class ClaimRules:
 
     def _judge_batch(self, mark: Mark) -> None:
         entry = mark.entry
-        if entry.overlap == OnOverlap.ALLOW.value:
-            return
+        if entry.overlap == OnOverlap.ALLOW.value or self._was_asked(entry):
+            return  # or asked for once more, perhaps after a deploy that forbids what was won
         seen = self._batches.setdefault((entry.instance, entry.call, entry.job), entry)
         if seen.key != entry.key:
             message = (
@@ -83,6 +83,11 @@ class ClaimRules:
             self._ledger.accuse(faults.TWO_IN_A_BATCH, entry.key, message, seen, entry)
         if len(self._batches) > MANY_BATCHES:
             del self._batches[next(iter(self._batches))]
+
+    def _was_asked(self, entry: Entry) -> bool:
+        run = self._books.run(entry.key)
+        granted = {grant.entry.decision_id for grant in run.grants}
+        return entry.decision_id in run.tried or entry.decision_id in granted
 
     def _granted(self, job: JobBook, run: RunBook, mark: Mark) -> None:
         entry = mark.entry

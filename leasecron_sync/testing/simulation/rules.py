@@ -3,6 +3,9 @@
 They are judged as soon as the store decides, by its own clock. The checker of histories knows
 neither jobs nor options.
 """
+# It asks an instance what it takes the time for.
+# pyright: reportPrivateUsage=false
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ SLACK_MS: Final = ON_TIME_MS + 3_000
 """How much earlier than it started an instance may come to know of what it takes for on time."""
 
 LATE_MS: Final = ON_TIME_MS + 2_500
+KNOWN_MS: Final = 2_000
 """Age at which an instance knows that a run is not on time, whatever it knows of its clock."""
 
 MOST_ASKED_AGAIN: Final = 7
@@ -76,6 +80,15 @@ class _Run:
     holder: str = ""
     skipped: bool = False
     allows: bool = False
+
+
+def _knows_time(process: Process, store_ms: int) -> bool:
+    """Tell whether a process takes the store's clock for about what it is.
+
+    A skew that could only be measured in a slow call, or that came a moment ago, is not known.
+    """
+    context = process.manual._context
+    return context is not None and abs(context.caller.now_ms() - store_ms) < KNOWN_MS
 
 
 class RunRules:
@@ -189,7 +202,7 @@ class RunRules:
         run.skipped = run.skipped or skipped
         # A request may be long on its way: what counts is when it was sent.
         sent_age_ms = min(self.sent_ms, entry.at_ms) - (entry.due_ms or 0)
-        if skipped and sent_age_ms > LATE_MS:
+        if skipped and sent_age_ms > LATE_MS and _knows_time(process, entry.at_ms):
             self._accuse(kinds.SKIPPED_LATE, entry, f"skipped {age_ms} ms after it was due")
         new = not run.failures and not run.hand_overs and not run.open
         expected = (entry.due_ms or 0) > process.started_ms + SETTLED_IN_MS
