@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Final, Optional
+from typing import Final, NamedTuple, Optional
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.cli._exec_child import Child
-from leasecron_sync.cli._exec_turn import LOST_LEASE, TIME_OVER, Asking, Ending, Order
+from leasecron_sync.cli._exec_turn import (
+    CANNOT_RUN,
+    LOST_LEASE,
+    TIME_OVER,
+    Asking,
+    Order,
+    shown,
+)
+from leasecron_sync.cli._exec_watch import End, Holding, Watch
 from leasecron_sync.cli.output import CommandError, complain
+from leasecron_sync.engine.worker import retry_delay_ms
 from leasecron_sync.errors import StoreError
 from leasecron_sync.model import (
     JobStamp,
@@ -19,23 +28,25 @@ from leasecron_sync.model import (
     OnOverlap,
     Outcome,
     Reason,
-    RenewReply,
     RunKey,
+    RunState,
     Settlement,
     Verdict,
 )
-from leasecron_sync.options import ON_TIME_MS, SchedulerOptions
-from leasecron_sync.run import moment
+from leasecron_sync.options import MAX_WAIT_MS, ON_TIME_MS, PRUNE_LIMIT, SchedulerOptions
 from leasecron_sync.schedule import fingerprint
 
 ASK_MS: Final = 1_000
 """How often a standby looks whether the run has become free."""
 
+LEAST_ASK_MS: Final = 50
+"""How long it waits at least, whatever the store says."""
+
 RETRY_DELAY_MS: Final = 1_000
-RETRY_BEAT_MS: Final = 1_000
-LOOK_MS: Final = 500
-NOT_ASKED: Final = "nobody can be asked who executes it"
-PENDING_LIMIT: Final = 10
+OLDER_LIMIT: Final = 10
+"""How many runs that were left behind are looked at before the current one."""
+
+BY_SIGNAL: Final = "ended by a signal"
 
 _OTHERS = frozenset({Verdict.HELD, Verdict.WAITING, Verdict.DEFERRED})
 """Answers after which the run may still fall to this host."""
@@ -49,11 +60,25 @@ class Terms:
         options: Lengths of the lease and of its parts.
         standby: Whether to wait while another host has the run.
         max_attempts: After how many the run stays failed.
+        holder: Who holds it, for people.
     """
 
     options: SchedulerOptions
     standby: bool
     max_attempts: int
+    holder: str
+
+
+class Won(NamedTuple):
+    """A granted run.
+
+    Attributes:
+        lease: Its lease.
+        sent_ms: Steady time at which it was asked for.
+    """
+
+    lease: Lease
+    sent_ms: int
 
 
 class LeaseTurn:
@@ -72,179 +97,219 @@ class LeaseTurn:
         self._terms = terms
         self._asking = asking
         self._clock = asking.clock
-        self._holder = secrets.token_hex(6)
+        self._began_ms = self._patient_until_ms = self._clock.steady_ms()
         self._takeover_ms = terms.options.takeover_ms(order.window_ms)
+        self._sent_ms = 0
 
     def run(self) -> int:
-        """Execute what this host wins; return the status of the last command, or 0.
+        """Execute what this host wins; return the status of its command, or 0.
+
+        A run that was left behind goes first; if it fails and the current one does not, its status
+        counts.
 
         Raises:
             CommandError: The store did not answer in time, or refused the run.
         """
-        stop, standby = self._asking.stop, self._terms.standby
+        stop = self._asking.stop
         own = self._order.due_run(self._clock.now_ms())
-        end_ms = own.scheduled_ms + self._order.window_ms
-        if standby:
-            end_ms += self._takeover_ms
+        self._patient_until_ms += own.scheduled_ms + self._order.window_ms - self._clock.now_ms()
+        self._asking.meet(self._patience_ms(), self._backend)
         stamp = JobStamp(own.job, fingerprint(self._order.schedule, 0))
-        self._asking.until(end_ms, lambda: self._backend.register([stamp]), NOT_ASKED)
-        status = 0
-        while not stop.asked.is_set():
-            if (won := self._older(own, end_ms)) is not None:
-                status = self._executed(*won)
+        self._asking.ask(self._patience_ms(), lambda: self._backend.register([stamp]))
+        status: Optional[int] = None
+        while not stop.asked:
+            won = self._older(own)
+            if won is not None:
+                before_ms = self._clock.steady_ms()
+                status = self._executed(won) or status
+                self._patient_until_ms += self._clock.steady_ms() - before_ms
                 continue
-            reply, sent_ms = self._claimed(own, end_ms)
+            reply = self._claimed(own)
             if reply.lease is not None:
-                return self._executed(reply.lease, sent_ms)
-            if reply.verdict is Verdict.REJECTED:
-                message = f"{own.job!r} of {_shown(own)} was refused: {reply.reason}"
-                raise CommandError(message)
-            later = reply.verdict is Verdict.EARLY or (standby and reply.verdict in _OTHERS)
-            if not later:
-                self._asking.say(f"{own.job!r} of {_shown(own)}: {_text_of(reply)}")
-                return status
-            self._asking.wait(min(max(1, reply.wait_ms), ASK_MS))
-        return stop.status
+                code = self._executed(Won(reply.lease, self._sent_ms))
+                if code is not None:
+                    return code or status or 0
+            elif not self._may_come(own, reply):
+                return status or self._status_of(own, reply)
+            else:
+                most_ms = MAX_WAIT_MS if reply.verdict is Verdict.EARLY else ASK_MS
+                stop.wait(max(LEAST_ASK_MS, min(reply.wait_ms, most_ms)))
+        return stop.status if status is None else status
 
     # -- claims ------------------------------------------------------------------------------------
 
-    def _older(self, own: RunKey, end_ms: int) -> Optional[tuple[Lease, int]]:
-        """Claim what was left behind of this job; return a lease and when it was asked for.
+    def _patience_ms(self) -> int:
+        """Return how long the store may be silent: until the window is over, if nobody has the run.
 
-        A run whose host failed, and one that was handed over, goes before a later one.
+        What the command took that went first is not counted.
         """
-        pending = self._asking.until(
-            end_ms, lambda: self._backend.pending([own.job], PENDING_LIMIT), NOT_ASKED
-        )
-        for key in pending.keys:
-            if key.job == own.job and key.scheduled_ms < own.scheduled_ms:
-                reply, sent_ms = self._claimed(key, end_ms)
-                if reply.lease is not None:
-                    return reply.lease, sent_ms
+        left_ms = self._patient_until_ms - self._clock.steady_ms()
+        return max(left_ms, self._takeover_ms) if self._terms.standby else left_ms
+
+    def _older(self, own: RunKey) -> Optional[Won]:
+        """Claim what was left behind of this job.
+
+        A run whose host failed, and one that was handed over, goes before a later one. One that
+        nobody may begin any more is settled by the claim, and stands in the way no longer.
+        """
+        for _number in range(OLDER_LIMIT):
+            pending = self._asking.ask(
+                self._patience_ms(), lambda: self._backend.pending([own.job], OLDER_LIMIT)
+            )
+            older = [key for key in pending.keys if key.scheduled_ms < own.scheduled_ms]
+            if not older:
+                return None
+            reply = self._claimed(older[0])
+            if reply.lease is not None:
+                return Won(reply.lease, self._sent_ms)
+            if not reply.fresh:  # another host was quicker
+                return None
+            self._status_of(older[0], reply)
         return None
 
-    def _claimed(self, key: RunKey, end_ms: int) -> tuple[LeaseReply, int]:
-        """Ask once for a run, until there is an answer; return also when that was asked."""
-        age_ms = self._clock.now_ms() - key.scheduled_ms
+    def _claimed(self, key: RunKey) -> LeaseReply:
+        """Ask once for a run, until there is an answer."""
+        late = self._clock.now_ms() - key.scheduled_ms > ON_TIME_MS
         claim = LeaseClaim(
             key=key,
             due_ms=key.scheduled_ms,
-            holder=self._holder,
+            holder=self._terms.holder,
             decision_id=secrets.token_hex(16),
             lease_ms=self._terms.options.lease_ms,
             max_attempts=self._terms.max_attempts,
-            on_overlap=OnOverlap.SKIP if age_ms <= ON_TIME_MS else OnOverlap.DEFER,
-            max_age_ms=self._order.window_ms,
+            # Only a standby waits until the other one has ended.
+            on_overlap=OnOverlap.DEFER if late and self._terms.standby else OnOverlap.SKIP,
+            # The window is judged when this process begins, not after it has waited its turn.
+            max_age_ms=self._order.window_ms + self._clock.steady_ms() - self._began_ms,
             takeover_ms=self._takeover_ms,
         )
-        sent_ms = 0
 
         def ask() -> LeaseReply:
-            nonlocal sent_ms
-            sent_ms = self._clock.steady_ms()
+            self._sent_ms = self._clock.steady_ms()
             (reply,) = self._backend.claim([claim])
             return reply
 
-        return self._asking.until(end_ms, ask, NOT_ASKED), sent_ms
+        return self._asking.ask(self._patience_ms(), ask)
+
+    def _may_come(self, own: RunKey, reply: LeaseReply) -> bool:
+        """Tell whether the run may still fall to this host, and is worth waiting for."""
+        if reply.verdict is Verdict.EARLY:
+            self._order.check_wait(own, reply.wait_ms)
+            self._asking.say(f"{shown(own)}: not due for {reply.wait_ms} ms by the store's clock")
+            return True
+        return self._terms.standby and reply.verdict in _OTHERS
+
+    def _status_of(self, key: RunKey, reply: LeaseReply) -> int:
+        """Tell what became of a run that this host does not execute; return a status.
+
+        What this very claim has decided nobody else tells.
+
+        Raises:
+            CommandError: It was refused, or is too old.
+        """
+        if reply.verdict is Verdict.REJECTED:
+            message = f"{shown(key)} was refused: {reply.reason}"
+            raise CommandError(message)
+        if reply.verdict is Verdict.TOO_OLD:
+            raise self._order.too_old(key)
+        if reply.fresh and reply.state is RunState.FAILED:
+            complain(f"{shown(key)} has failed: {reply.reason}")
+            return 1
+        self._asking.say(f"{shown(key)}: {_text_of(reply)}")
+        return 0
 
     # -- the command -------------------------------------------------------------------------------
 
-    def _executed(self, lease: Lease, sent_ms: int) -> int:
-        """Execute the command, with a heartbeat, and report how it ended."""
-        asking, key = self._asking, lease.ref.key
-        holding = Holding(self._backend, lease, self._terms.options, sent_ms)
-        asking.say(f"{key.job!r} of {_shown(key)}: won, attempt {lease.attempt}")
-        environment = self._order.environment(key, attempt=lease.attempt, token=lease.ref.token)
-        child = asking.stop.start(lambda: Child(self._order.command, environment))
-        ending, code = Ending(), None
-        began_ms = self._clock.steady_ms()
-        while code is None:
-            code = child.wait(min(LOOK_MS, holding.beat_ms - self._clock.steady_ms()))
-            steady_ms = self._clock.steady_ms()
-            if code is None:
-                holding.step(steady_ms)
-                if holding.is_lost(self._clock.steady_ms()):
-                    ending.begin(child, Reason.LEASE_LOST.value, self._clock.steady_ms())
-                elif self._order.is_over_after(steady_ms - began_ms):
-                    ending.begin(child, Reason.TIME_LIMIT.value, steady_ms)
-                ending.step(child, self._clock.steady_ms())
-        asking.stop.child = None
-        return self._reported(lease, holding, ending, code)
+    def _executed(self, won: Won) -> Optional[int]:
+        """Execute the command, with a heartbeat, and report how it ended.
 
-    def _reported(self, lease: Lease, holding: Holding, ending: Ending, code: int) -> int:
+        Returns:
+            The status; None when it was not begun, and the run is open to all hosts again.
+        """
+        asking, lease = self._asking, won.lease
+        key = lease.ref.key
+        environment = self._order.environment(key, attempt=lease.attempt, token=lease.ref.token)
+        with Holding(
+            self._backend, lease, self._terms.options, self._clock, won.sent_ms
+        ) as holding:
+            if asking.stop.asked or holding.left_ms() <= 0:
+                self._hand_back(lease, BY_SIGNAL if asking.stop.asked else "granted too late")
+                return asking.stop.status if asking.stop.asked else None
+            asking.say(f"{shown(key)}: won, attempt {lease.attempt}")
+            try:
+                child = asking.stop.start(
+                    lambda mask: Child(self._order.command, environment, mask)
+                )
+            except OSError as error:
+                complain(f"{shown(key)} goes to another host, no process can be started: {error}")
+                self._hand_back(lease, "no process could be started")
+                return CANNOT_RUN
+            limit_ms = self._order.time_limit_ms
+            end = Watch(child, asking.stop, self._clock, limit_ms, holding).until_end()
+            asking.say(f"{shown(key)}: ended with status {end.code}")
+            status = self._reported(lease, end, refused=holding.refused)
+        self._prune()
+        return status
+
+    def _reported(self, lease: Lease, end: End, *, refused: bool) -> int:
         """Tell the store how the command ended; return the status of this process."""
-        if ending.reason == Reason.TIME_LIMIT.value:
-            outcome, reason, status = Outcome.FAILED, ending.reason, TIME_OVER
-        elif code == 0:
-            outcome, reason, status = Outcome.FINISHED, "", 0
-        elif self._asking.stop.asked.is_set():
-            outcome, reason, status = Outcome.HANDED_OVER, "ended by a signal", code
-        else:
-            outcome, reason, status = Outcome.FAILED, f"exit status {code}", code
-        lost = f"the lease of {lease.ref.key.job!r} was lost: another host may execute it again"
-        if holding.refused:
+        lost = f"the lease of {shown(lease.ref.key)} was lost: another host may execute it again"
+        if refused:
             complain(lost)
             return LOST_LEASE
-        settlement = Settlement(outcome, reason, RETRY_DELAY_MS)
-        end_ms = self._clock.now_ms() + self._takeover_ms
+        settlement, status = self._judged(lease, end)
         try:
-            reply = self._asking.until(
-                end_ms,
-                lambda: self._backend.settle(lease.ref, settlement),
-                "how the command ended could not be told to the store",
+            reply = self._asking.tell(
+                self._takeover_ms, lambda: self._backend.settle(lease.ref, settlement)
             )
         except (CommandError, StoreError) as error:
-            complain(f"{error}; status {code}")
+            complain(f"{error}; it ended with status {end.code}")
             return status or LOST_LEASE
-        if not reply.accepted or ending.reason == Reason.LEASE_LOST.value:
+        if not reply.accepted:
             complain(lost)
+            return LOST_LEASE
+        if end.reason is Reason.LEASE_LOST:
+            complain(
+                f"the lease of {shown(lease.ref.key)} was lost for a while, so the command was "
+                f"told to end; it ended with status {end.code}, and the run is {_word(reply.state)}"
+            )
             return LOST_LEASE
         return status
 
+    def _judged(self, lease: Lease, end: End) -> tuple[Settlement, int]:
+        """Return what the store is told, and the status that goes with it."""
+        delay_ms = retry_delay_ms(lease, RETRY_DELAY_MS)
+        if end.reason is Reason.TIME_LIMIT:
+            return Settlement(Outcome.FAILED, end.reason.value, delay_ms), TIME_OVER
+        if end.code == 0:
+            return Settlement(Outcome.FINISHED), 0
+        if end.reason is not None:
+            return Settlement(Outcome.FAILED, end.reason.value, delay_ms), LOST_LEASE
+        if self._asking.stop.passed:
+            return Settlement(Outcome.HANDED_OVER, BY_SIGNAL), end.code
+        return Settlement(Outcome.FAILED, f"exit status {end.code}", delay_ms), end.code
 
-class Holding:
-    """Keeps a lease.
-
-    Args:
-        backend: The store.
-        lease: The lease.
-        options: Lengths of the lease and of its parts.
-        sent_ms: Steady time at which it was asked for.
-
-    Attributes:
-        beat_ms: Steady time of the next heartbeat.
-        refused: Whether the store has refused one.
-    """
-
-    def __init__(
-        self, backend: LeaseBackend, lease: Lease, options: SchedulerOptions, sent_ms: int
-    ) -> None:
-        self._backend = backend
-        self._ref = lease.ref
-        self._options = options
-        self._trusted_ms = sent_ms + lease.left_ms - options.margin_ms
-        self.beat_ms = sent_ms + options.heartbeat_ms
-        self.refused = False
-
-    def step(self, steady_ms: int) -> None:
-        """Send a heartbeat if it is time."""
-        if steady_ms < self.beat_ms or self.refused:
-            return
-        lease_ms = self._options.lease_ms
+    def _hand_back(self, lease: Lease, reason: str) -> None:
+        """Leave a run that was not begun to others; if the store does not hear it, in a lease."""
+        settlement = Settlement(Outcome.HANDED_OVER, reason)
         try:
-            (reply,) = self._backend.renew([self._ref], lease_ms)
-        except StoreError:  # trust ends by itself if that goes on
-            self.beat_ms = steady_ms + min(RETRY_BEAT_MS, self._options.heartbeat_ms)
-            return
-        self.beat_ms = steady_ms + self._options.heartbeat_ms
-        if reply is RenewReply.RENEWED:
-            self._trusted_ms = steady_ms + lease_ms - self._options.margin_ms
-        else:
-            self.refused = True
+            self._asking.tell(lease.left_ms, lambda: self._backend.settle(lease.ref, settlement))
+        except (CommandError, StoreError) as error:
+            self._asking.say(str(error))
 
-    def is_lost(self, steady_ms: int) -> bool:
-        """Tell whether another host may have the run, or have it soon."""
-        return self.refused or steady_ms >= self._trusted_ms
+    def _prune(self) -> None:
+        """Delete a portion of what is older than the history; who executes a run does that."""
+        if self._asking.stop.asked:
+            return
+        least_ms = self._order.window_ms + self._takeover_ms
+        older_than_ms = max(self._terms.options.history_ms, least_ms)
+        try:
+            pruned = self._backend.prune(older_than_ms, PRUNE_LIMIT)
+        except StoreError as error:  # the next run's does it
+            self._asking.say(f"old records stay: {error}")
+            return
+        for key in pruned.abandoned:
+            complain(f"{shown(key)} has failed: {Reason.ABANDONED.value}")
 
 
 def _text_of(reply: LeaseReply) -> str:
@@ -256,5 +321,5 @@ def _text_of(reply: LeaseReply) -> str:
     return ", ".join(words)
 
 
-def _shown(key: RunKey) -> str:
-    return moment(key.scheduled_ms).isoformat()
+def _word(state: Optional[RunState]) -> str:
+    return "unknown" if state is None else state.value

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 from typing import Final, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.cli._exec_lease import LeaseTurn, Terms
 from leasecron_sync.cli._exec_once import execute_once
-from leasecron_sync.cli._exec_turn import Asking, Order, Stop
+from leasecron_sync.cli._exec_turn import Asking, Order, Stop, holder_id
 from leasecron_sync.cli.output import CommandError, UsageError
 from leasecron_sync.cli.store import configure_store, given_backend
 from leasecron_sync.options import UNSET, SchedulerOptions, check_name, scheduler_options
@@ -81,22 +80,19 @@ def command(options: argparse.Namespace) -> int:
     order = _order(options)
     if isinstance(backend, ClaimBackend):
         _check_window(backend, order)
-    stop = Stop()
+    stop, holder = Stop(), holder_id()
     asking = Asking(stop, verbose=options.verbose)
     attempts = options.max_attempts or (ATTEMPTS if options.standby else 1)
-    backend.open(
-        BackendSettings(settings.namespace, secrets.token_hex(6), settings.call_timeout_ms)
-    )
-    try:
-        with stop.watching():
+    with stop.watching():
+        backend.open(BackendSettings(settings.namespace, holder, settings.call_timeout_ms))
+        try:
             if isinstance(backend, ClaimBackend):
-                return execute_once(backend, order, asking)
+                return execute_once(backend, order, asking, holder)
             assert isinstance(backend, LeaseBackend)
-            return LeaseTurn(
-                backend, order, Terms(settings, options.standby, attempts), asking
-            ).run()
-    finally:
-        backend.close()
+            terms = Terms(settings, options.standby, attempts, holder)
+            return LeaseTurn(backend, order, terms, asking).run()
+        finally:
+            backend.close()
 
 
 def _settings(backend: Backend, options: argparse.Namespace) -> SchedulerOptions:
@@ -113,7 +109,8 @@ def _settings(backend: Backend, options: argparse.Namespace) -> SchedulerOptions
         )
         raise CommandError(message)
     if isinstance(backend, ClaimBackend):
-        given = [flag for name, flag in _LEASE_ONLY.items() if getattr(options, name)]
+        values = {flag: getattr(options, name) for name, flag in _LEASE_ONLY.items()}
+        given = [flag for flag, value in values.items() if value is not None and value is not False]
         if given:
             message = (
                 f"{', '.join(given)}: {kind} only picks a winner and notices nothing after that; "
