@@ -1,45 +1,54 @@
-"""One connection to NATS, and what is asked over it: the stream of the claims, and the claims."""
+"""One connection to NATS, and questions that are asked over it."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-from collections.abc import Sequence
+import os
+import random
+import re
 from contextlib import suppress
-from typing import Any, Optional, Union
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Optional
 
 from leasecron_sync.backends._lanes import Deadline
-from leasecron_sync.backends._nats_place import Place, subject_of
+from leasecron_sync.backends._nats_loop import Loop
+from leasecron_sync.backends._nats_place import ENCRYPTED, Place
 from leasecron_sync.errors import (
     OutcomeUnknown,
     StoreError,
     StoreRejected,
     StoreUnavailable,
-    StoreUnsupported,
 )
-
-USUAL_WINDOW_MS = 600_000
-"""How long a stream knows an id when it is made: the claims of most schedulers need no more."""
 
 PING_S = 20
 """How often the client asks whether the server is still there; the second time without an answer
 the connection is over."""
 
-IN_PROCESS_MS = 20
-NS = 1_000_000
+LOOK_MS = 50
+"""How often a question looks whether the connection that it was asked over is still there: some
+versions of the client tell nobody."""
 
-_STREAM_NOT_FOUND, _IN_PROCESS, _SUBJECTS_OVERLAP, _NAME_IN_USE = 10059, 10158, 10065, 10058
-_NOT_ENABLED = frozenset({10039, 10076})
-_WRONG_STREAM = 10060
+CLOSE_S = 0.2
+
+_NOBODY = "503"
 
 
-Answer = Union[bool, StoreError]
-"""Whether a decision has the run, or why that is not known."""
+class NobodyAnswers(StoreUnavailable):
+    """Nobody listens to a subject, so what was sent there had no effect."""
+
+
+@dataclass(eq=False)
+class _Question:
+    """What is waited for: a message, or why there will be none."""
+
+    subject: str
+    answer: asyncio.Future[Any]
 
 
 class Link:
-    """A connection that is open. Its methods are coroutines of the thread with the event loop.
+    """A connection. Its methods are coroutines of the thread with the event loop.
 
     Args:
         client: The module ``nats``.
@@ -47,297 +56,206 @@ class Link:
     """
 
     def __init__(self, client: Any, place: Place) -> None:  # noqa: ANN401 - a late import
-        self._errors = client.errors
+        self._client = client
         self._place = place
-        self._label = place.label
-        self._connection: Any = client.aio.client.Client()
-        self._refusal = ""
-        self._known_window_ms = 0
+        self.label = place.label
+        self._connection: Any = None
+        self._inbox = ""
+        self._questions: dict[str, _Question] = {}
+        self._numbers = count(1)
+        self._told = ""
         self.version = "NATS"
 
     # -- making it ---------------------------------------------------------------------------------
 
     async def open(self, deadline: Deadline) -> None:
-        """Connect.
+        """Connect to one of the servers.
 
         Raises:
             StoreUnavailable: That was not possible in time.
+            StoreRejected: No answer may be received.
         """
+        servers = list(self._place.servers)
+        random.shuffle(servers)  # so that instances spread over them
+        problems: list[str] = []
+        while servers and deadline.left_ms():
+            server = servers.pop()
+            # One that is silent leaves the next ones their share of the time.
+            share = Deadline(deadline.left_ms() // (len(servers) + 1))
+            problem = await self._tried(server, share)
+            if not problem:
+                self._check_deafness()
+                return
+            await self.close()
+            problems.append(problem)
+        reasons = "; ".join(dict.fromkeys(problems)) or "no time was left"
+        message = f"{self.label} cannot be reached: {reasons}"
+        raise StoreUnavailable(message)
+
+    async def _tried(self, server: str, deadline: Deadline) -> str:
+        """Connect to a server; return why that was not possible."""
+        self._told = ""
         try:
             options = self._place.connect_options()
-        except OSError as error:
-            message = f"{self._label}: a file of the URL cannot be used: {error}"
-            raise StoreUnavailable(message) from error
-        connecting = self._connection.connect(
-            servers=list(self._place.servers),
-            name="leasecron_sync",
-            error_cb=self._note_error,
-            # What was published during an outage would be sent when it is over. A connection that
-            # broke is replaced by the next call instead.
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=max(1, deadline.left_ms()) / 1000,
-            ping_interval=PING_S,
-            max_outstanding_pings=2,
-            **options,
-        )
-        try:
+            self._connection = connection = self._made()
+            connecting = connection.connect(
+                servers=[server],
+                name="leasecron_sync",
+                error_cb=self._note_error,
+                # What was published during an outage would be sent when it is over. A connection
+                # that broke is replaced by the next call instead.
+                allow_reconnect=False,
+                pending_size=-1,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=max(1, deadline.left_ms()) / 1000,
+                ping_interval=PING_S,
+                max_outstanding_pings=2,
+                **options,
+            )
             await asyncio.wait_for(connecting, deadline.left_ms() / 1000)
-        except asyncio.TimeoutError as error:
-            await self.close()
-            message = f"{self._label} cannot be reached: no answer in time"
-            raise StoreUnavailable(message) from error
-        except (self._errors.Error, OSError, ValueError) as error:
-            await self.close()
-            text = self._refusal or str(error) or type(error).__name__
-            message = f"{self._label} cannot be reached: {text}"
-            raise StoreUnavailable(message) from error
-        self.version = f"NATS {self._connection.connected_server_version}"
+            self._inbox = connection.new_inbox()
+            await connection.subscribe(f"{self._inbox}.*", cb=self._take)
+            for _ in range(2):  # the client's first ping may overtake what it sent before
+                # A refusal comes before the answer.
+                await connection.flush(timeout=max(1, deadline.left_ms()) / 1000)
+            self.version = f"NATS {_version(connection)}"
+        except asyncio.TimeoutError:
+            return self._told or "no answer in time"
+        except Exception as error:  # noqa: BLE001 - as many kinds as there are wrong files and odd peers
+            return self._text_of(error)
+        return ""
+
+    def _made(self) -> Any:  # noqa: ANN401
+        base: Any = self._client.aio.client.Client
+        if self._place.scheme != ENCRYPTED:
+            return base()
+        errors = self._client.errors
+
+        class Encrypted(base):  # type: ignore[misc]
+            """Says who it is over an encrypted connection only, whatever the server asks for."""
+
+            def _connect_command(self) -> Any:  # noqa: ANN401
+                if not self._server_info.get("tls_required"):
+                    message = "the server does not encrypt, and the URL asks for it: tls"
+                    raise errors.Error(message)
+                return base._connect_command(self)  # noqa: SLF001 - the one that it stands in for
+
+        return Encrypted()
+
+    def _text_of(self, error: Exception) -> str:
+        """Return what an error says, as people would."""
+        if isinstance(error, self._client.errors.NoServersError) and self._told:
+            return self._told
+        if not isinstance(error, (OSError, self._client.errors.Error)):
+            return type(error).__name__  # who knows what its text shows
+        text = str(error) or type(error).__name__
+        numbers = dict.fromkeys(int(number) for number in re.findall(r"\[Errno (\d+)\]", text))
+        if numbers:  # asyncio says for all of them that the call failed
+            return ", ".join(os.strerror(number) for number in numbers)
+        text = text.replace("nats: ", "", 1).strip("'")
+        if "authorization violation" in text.lower():
+            text += ": user and password, or token, are wrong"
+        return text
 
     async def _note_error(self, error: Exception) -> None:
-        """Take note of what the server refuses: it says so apart from any reply."""
-        text = str(error)
-        if "ermissions" in text or "uthorization" in text:
-            self._refusal = text.removeprefix("nats: ") if hasattr(str, "removeprefix") else text
+        """Take note of what goes wrong: the server tells of a refusal apart from any reply."""
+        self._told = self._text_of(error)
+        if "permissions violation" not in self._told.lower():
+            return
+        for question in list(self._questions.values()):
+            if f'"{question.subject.lower()}"' in self._told.lower():
+                self._settle(question, StoreRejected(f"{self.label}: {self._told}"))
+
+    def _check_deafness(self) -> None:
+        if "permissions violation for subscription" in self._told.lower():
+            message = f"{self.label}: {self._told}: the user needs to subscribe to _INBOX.>"
+            raise StoreRejected(message)
 
     @property
     def is_usable(self) -> bool:
         """Whether it is connected."""
-        return bool(self._connection.is_connected)
+        return self._connection is not None and bool(self._connection.is_connected)
 
     async def close(self) -> None:
         """Close it; bounded, never raises."""
-        with suppress(asyncio.TimeoutError, self._errors.Error, OSError):
-            await asyncio.wait_for(self._connection.close(), 0.2)
+        if self._connection is None:
+            return
+        with suppress(Exception):
+            await asyncio.wait_for(self._connection.close(), CLOSE_S)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        loop.end_connections()
 
     # -- asking ------------------------------------------------------------------------------------
 
-    async def _asked(
+    async def ask(
         self,
         subject: str,
         body: bytes,
         deadline: Deadline,
         headers: Optional[dict[str, str]] = None,
     ) -> dict[str, Any]:
-        """Ask once; return the answer, which may tell of an error.
+        """Ask once; return the answer of JetStream, which may tell of an error.
 
         Raises:
-            StoreError: There is none.
+            NobodyAnswers: There is nobody who would.
+            StoreError: There is no answer.
         """
-        left_s = deadline.left_ms() / 1000
-        if not left_s or not self.is_usable:
-            message = f"{self._label}: {'the connection is gone' if left_s else 'no time was left'}"
+        if not deadline.left_ms() or not self.is_usable:
+            why = "the connection is gone" if deadline.left_ms() else "no time was left"
+            message = f"{self.label}: {why}"
             raise StoreUnavailable(message)
+        number = str(next(self._numbers))
+        question = _Question(subject, asyncio.get_running_loop().create_future())
+        self._questions[number] = question
+        reply = f"{self._inbox}.{number}"
         try:
-            reply = await self._connection.request(subject, body, timeout=left_s, headers=headers)
-        except self._errors.NoRespondersError as error:
-            message = f"{self._label}: nobody answers for {subject}"
-            raise StoreUnavailable(message) from error
-        except (self._errors.Error, asyncio.TimeoutError, OSError) as error:
-            if self._refusal:
-                refusal, self._refusal = self._refusal, ""
-                message = f"{self._label}: {refusal}"
-                raise StoreRejected(message) from error
-            message = f"{self._label}: no answer: {str(error) or type(error).__name__}"
+            await self._connection.publish(subject, body, reply=reply, headers=headers)
+            found = await self._waited(question, deadline)
+        except (self._client.errors.Error, OSError) as error:
+            message = f"{self.label}: no answer: {self._text_of(error)}"
             raise OutcomeUnknown(message) from error
-        answer: dict[str, Any] = json.loads(reply.data)
-        return answer
+        finally:
+            del self._questions[number]
+        if isinstance(found, StoreError):
+            raise found
+        headers_found: Optional[dict[str, str]] = found.headers
+        if headers_found is not None and headers_found.get("Status") == _NOBODY:
+            message = f"{self.label}: nobody answers for {subject}"
+            raise NobodyAnswers(message)
+        return self._read(found.data)
 
-    async def _managed(
-        self, what: str, deadline: Deadline, body: Optional[dict[str, Any]] = None
-    ) -> dict[str, Any]:
-        """Ask JetStream's management."""
-        text = b"" if body is None else json.dumps(body).encode()
-        answer = await self._asked(f"$JS.API.{what}", text, deadline)
-        code = _code(answer)
-        if code in _NOT_ENABLED:
-            raise self._without_jetstream()
-        return answer
+    async def _waited(self, question: _Question, deadline: Deadline) -> Any:  # noqa: ANN401
+        while not question.answer.done():
+            left_ms = deadline.left_ms()
+            if not left_ms or not self.is_usable:
+                why = "the connection broke" if left_ms else "no answer in time"
+                message = f"{self.label}: {why}"
+                return OutcomeUnknown(message)
+            await asyncio.wait({question.answer}, timeout=min(LOOK_MS, left_ms) / 1000)
+        return question.answer.result()
 
-    def _without_jetstream(self) -> StoreUnsupported:
-        return StoreUnsupported(
-            f"{self._label}: JetStream is not enabled: start the server with -js, or set it up for "
-            "this account"
-        )
+    async def _take(self, message: Any) -> None:  # noqa: ANN401
+        question = self._questions.get(message.subject.rpartition(".")[2])
+        if question is not None:
+            self._settle(question, message)
 
-    def _refused(self, answer: dict[str, Any]) -> StoreError:
-        error = answer["error"]
-        text = f"{self._label}: {error.get('description', 'an error')} ({_code(answer)})"
-        return StoreUnavailable(text) if error.get("code") == 503 else StoreRejected(text)  # noqa: PLR2004
+    @staticmethod
+    def _settle(question: _Question, answer: Any) -> None:  # noqa: ANN401
+        if not question.answer.done():
+            question.answer.set_result(answer)
 
-    # -- the stream --------------------------------------------------------------------------------
-
-    async def meet_stream(
-        self, stream: str, description: str, window_ms: int, deadline: Deadline
-    ) -> None:
-        """Make the stream where there is none, and let it remember long enough.
-
-        Args:
-            stream: Its name.
-            description: For people.
-            window_ms: How long it must know an id.
-            deadline: Of the whole.
-
-        Raises:
-            StoreUnsupported: It cannot be what it must be.
-            StoreError: No answer.
-        """
-        wanted_ms = max(window_ms, USUAL_WINDOW_MS)
-        if 0 < self._known_window_ms >= window_ms:
-            return
-        found = await self._found(stream, deadline)
-        if found is None:
-            answer = await self._managed(
-                f"STREAM.CREATE.{stream}", deadline, self._config(stream, description, wanted_ms)
-            )
-            if "error" in answer and _code(answer) != _NAME_IN_USE:
-                raise self._no_stream(answer, stream)
-            found = await self._found(stream, deadline)
-        for _ in range(2):
-            if found is None:
-                message = f"{self._label}: the stream {stream!r} is gone again"
-                raise StoreUnavailable(message)
-            self._check(found, stream)
-            known_ms = found["duplicate_window"] // NS
-            if known_ms >= max(window_ms, 1) and self._is_replicated(found):
-                self._known_window_ms = known_ms
-                return
-            longer = {
-                **found,
-                "duplicate_window": max(found["duplicate_window"], wanted_ms * NS),
-                "num_replicas": max(found.get("num_replicas", 1), self._place.replicas),
-            }
-            longer["max_age"] = max(found["max_age"], longer["duplicate_window"])
-            answer = await self._managed(f"STREAM.UPDATE.{stream}", deadline, longer)
-            if "error" in answer:
-                raise self._no_stream(answer, stream)
-            # Another instance may have changed it at the same time, and to less.
-            found = await self._found(stream, deadline)
-        message = f"{self._label}: another instance changes the stream {stream!r} just now"
-        raise StoreUnavailable(message)
-
-    def _is_replicated(self, config: dict[str, Any]) -> bool:
-        replicas: int = config.get("num_replicas", 1)
-        return replicas >= self._place.replicas
-
-    async def _found(self, stream: str, deadline: Deadline) -> Optional[dict[str, Any]]:
-        try:
-            answer = await self._managed(f"STREAM.INFO.{stream}", deadline)
-        except StoreUnavailable as error:
-            if isinstance(error.__cause__, self._errors.NoRespondersError):
-                raise self._without_jetstream() from error
-            raise
-        if _code(answer) == _STREAM_NOT_FOUND:
-            return None
-        if "error" in answer:
-            raise self._refused(answer)
-        config: dict[str, Any] = answer["config"]
-        return config
-
-    def _config(self, stream: str, description: str, window_ms: int) -> dict[str, Any]:
-        return {
-            "name": stream,
-            "description": description,
-            "subjects": [subject_of(stream)],
-            "retention": "limits",
-            "storage": "file",
-            "discard": "old",
-            "max_age": window_ms * NS,
-            "duplicate_window": window_ms * NS,
-            "num_replicas": self._place.replicas,
-            "max_msgs": -1,
-            "max_bytes": -1,
-            "max_msg_size": -1,
-            "max_consumers": -1,
-        }
-
-    def _check(self, config: dict[str, Any], stream: str) -> None:
-        """Refuse a stream that somebody made or changed so that claims would be forgotten."""
-        problems = [
-            text
-            for wrong, text in (
-                (config.get("storage") != "file", "it is not kept in files"),
-                (config.get("subjects") != [subject_of(stream)], "it has other subjects"),
-                (config.get("retention", "limits") != "limits", "messages go when they are read"),
-                (config.get("max_msgs", -1) > 0, "it has a limit of messages"),
-                (config.get("max_bytes", -1) > 0, "it has a limit of bytes"),
-                (bool(config.get("no_ack")), "it does not confirm"),
-                (bool(config.get("sealed")), "it is sealed"),
-            )
-            if wrong
-        ]
-        if problems:
-            message = (
-                f"{self._label}: the stream {stream!r} cannot be used: {', '.join(problems)}; stop "
-                "all schedulers on it and delete it, or use another namespace"
-            )
-            raise StoreUnsupported(message)
-
-    def _no_stream(self, answer: dict[str, Any], stream: str) -> StoreError:
-        error = answer["error"]
-        if error.get("code") == 503:  # noqa: PLR2004 - the cluster has no leader just now
-            return self._refused(answer)
-        text = error.get("description", "an error")
-        return StoreUnsupported(
-            f"{self._label}: the stream {stream!r} cannot be made or changed: {text}"
-        )
-
-    # -- claims ------------------------------------------------------------------------------------
-
-    async def claim(
-        self, stream: str, messages: Sequence[tuple[str, bytes]], deadline: Deadline
-    ) -> list[Answer]:
-        """Publish all of them at once; return the answers in their order.
-
-        Args:
-            stream: Its name.
-            messages: What each run is known by, and the decision.
-            deadline: When to stop waiting.
-        """
-        return list(
-            await asyncio.gather(*(self._claim_one(stream, *item, deadline) for item in messages))
-        )
-
-    async def _claim_one(
-        self, stream: str, message_id: str, decision: bytes, deadline: Deadline
-    ) -> Answer:
-        headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": stream}
-        try:
-            while True:
-                answer = await self._asked(subject_of(stream), decision, deadline, headers)
-                if _code(answer) != _IN_PROCESS:
-                    break
-                # Somebody else's message of that id is on its way to the replicas.
-                await asyncio.sleep(min(IN_PROCESS_MS, deadline.left_ms()) / 1000)
-            if "error" in answer:
-                if _code(answer) in (_WRONG_STREAM, _STREAM_NOT_FOUND):
-                    self._known_window_ms = 0
-                return self._refused(answer)
-            if not answer.get("duplicate"):
-                return True
-            return await self._first(stream, answer["seq"], deadline) == decision
-        except StoreError as error:
-            if isinstance(error.__cause__, self._errors.NoRespondersError):
-                self._known_window_ms = 0  # the stream is gone, or its leader
-            return error
-
-    async def _first(self, stream: str, sequence: int, deadline: Deadline) -> bytes:
-        """Return the message that had the id first.
-
-        Raises:
-            OutcomeUnknown: It cannot be read, so whose it was is not known.
-        """
-        try:
-            answer = await self._managed(f"STREAM.MSG.GET.{stream}", deadline, {"seq": sequence})
-        except StoreError as error:
-            raise OutcomeUnknown(str(error)) from error
-        if "error" in answer:
-            message = f"{self._label}: the first claim of a run cannot be read: {answer['error']}"
-            raise OutcomeUnknown(message)
-        return base64.b64decode(answer["message"].get("data") or b"")
+    def _read(self, data: bytes) -> dict[str, Any]:
+        with suppress(ValueError):
+            answer: Any = json.loads(data)
+            if isinstance(answer, dict):
+                return {**answer}
+        message = f"{self.label}: somebody else than JetStream answered"
+        raise OutcomeUnknown(message)
 
 
-def _code(answer: dict[str, Any]) -> int:
-    error = answer.get("error")
-    return int(error.get("err_code", 0)) if error else 0
+def _version(connection: Any) -> str:  # noqa: ANN401
+    # Its text is for developers.
+    found = re.search(r"\d[^\s>]*", str(connection.connected_server_version))
+    return found[0] if found else ""

@@ -7,17 +7,24 @@ started, and no executor made.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import queue
+import selectors
 import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any, Callable, Optional, TypeVar, Union
+from weakref import WeakSet
 
 from leasecron_sync.errors import OutcomeUnknown, StoreUnavailable
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("leasecron_sync.backends.nats")
 
 NAME = "leasecron-nats"
 CLOSE_S = 0.5
@@ -58,12 +65,20 @@ def _answer(future: asyncio.Future[Any], result: Any, error: Optional[Exception]
         future.set_exception(error)
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """Asks a thread for addresses, and not an executor, which is waited for at exit."""
+class Loop(asyncio.SelectorEventLoop):
+    """Asks a thread for addresses, and not an executor, which is waited for at exit.
+
+    It can end every connection that was made on it, and does nothing in a forked child, not when it
+    is thrown away there either. A child shares with its parent what ``epoll`` watches, but not what
+    ``poll`` does.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(selectors.PollSelector())
         self.resolver = _Resolver(self)
+        self._pid = os.getpid()
+        self._connections: WeakSet[asyncio.BaseTransport] = WeakSet()
+        self.set_exception_handler(_note)
 
     async def getaddrinfo(  # noqa: PLR0913 - see the base class
         self,
@@ -79,12 +94,32 @@ class _Loop(asyncio.SelectorEventLoop):
         self.resolver.asked.put((future, (host, port, family, type, proto, flags)))
         return await future
 
+    async def create_connection(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - see the base class
+        made = await super().create_connection(*args, **kwargs)
+        self._connections.add(made[0])
+        return made
+
+    def end_connections(self) -> None:
+        """End the connections, whatever is left to be sent; a client may have forgotten one."""
+        for transport in list(self._connections):
+            assert isinstance(transport, asyncio.WriteTransport)
+            transport.abort()
+
+    def is_closed(self) -> bool:
+        # What is thrown away asks this before it closes what belongs to the parent.
+        return super().is_closed() or os.getpid() != self._pid
+
+
+def _note(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # What goes wrong in the background shows as a call without an answer.
+    _logger.debug("the event loop tells message=%r", context.get("message"))
+
 
 class LoopThread:
     """Runs coroutines for other threads."""
 
     def __init__(self) -> None:
-        self._loop = _Loop()
+        self._loop = Loop()
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -95,13 +130,18 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_S))
+            self._loop.run_until_complete(self._ended())
         finally:
             self._loop.close()
+
+    async def _ended(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+        self._loop.end_connections()
+        await asyncio.sleep(0)  # each is told that it is lost, and closes its socket
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
         """Run a coroutine to its end.
@@ -120,19 +160,26 @@ class LoopThread:
                 raise StoreUnavailable(message)
             future = asyncio.run_coroutine_threadsafe(make(), self._loop)
         try:
-            return future.result(timeout_s + SPARE_S)
-        except FutureTimeoutError:
-            if future.done():  # it is the coroutine's own
-                raise
-            future.cancel()
-            message = "the event loop did not answer in time"
-            raise OutcomeUnknown(message) from None
+            try:
+                return future.result(timeout_s + SPARE_S)
+            except FutureTimeoutError:
+                if not future.cancel():  # it ended just now
+                    return future.result(0)
         except CancelledError:
             message = "the call was given up when the connection was closed"
             raise OutcomeUnknown(message) from None
+        message = "the event loop did not answer in time"
+        raise OutcomeUnknown(message)
 
-    def close(self) -> None:
-        """End the loop and its threads; bounded."""
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+        """End the loop and its threads; bounded, never raises.
+
+        Args:
+            last: Made and run before that.
+            timeout_s: How long it may take.
+        """
+        with suppress(StoreUnavailable, OutcomeUnknown):
+            self.call(last, timeout_s)
         with self._lock:
             if self._closed:
                 return
@@ -140,3 +187,4 @@ class LoopThread:
         self._loop.resolver.asked.put(None)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2 * CLOSE_S)
+        self._loop.resolver.join(CLOSE_S)  # it may be waiting for a name, for long

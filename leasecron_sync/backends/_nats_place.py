@@ -12,6 +12,7 @@ from leasecron_sync.backends._secrets import hide_credentials
 from leasecron_sync.model import RunKey
 
 PORT = 4222
+ENCRYPTED = "tls"
 MAX_REPLICAS = 5
 
 _FILES = ("credentials", "tls_ca", "tls_cert", "tls_key")
@@ -24,6 +25,7 @@ class Place:
 
     Attributes:
         label: Names them in errors, without user and password.
+        scheme: ``"nats"`` or ``"tls"``.
         servers: A URL for each, without credentials.
         options: What the client connects with.
         files: Of credentials and encryption, by parameter.
@@ -31,6 +33,7 @@ class Place:
     """
 
     label: str
+    scheme: str
     servers: tuple[str, ...]
     options: dict[str, str] = field(repr=False)
     files: dict[str, str]
@@ -45,7 +48,7 @@ class Place:
         options: dict[str, Any] = dict(self.options)
         if "credentials" in self.files:
             options["user_credentials"] = self.files["credentials"]
-        if self.servers[0].startswith("tls:"):
+        if self.scheme == ENCRYPTED:
             import ssl  # late: it is slow to import, and seldom needed
 
             context = ssl.create_default_context(cafile=self.files.get("tls_ca"))
@@ -64,19 +67,20 @@ def place_of_url(url: str) -> Place:
     shown = hide_credentials(url)
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
-    if scheme not in ("nats", "tls") or parts.fragment or "@" in parts.query:
+    user, _, hosts = parts.netloc.rpartition("@")
+    special = "@" in user or "@" in parts.query or parts.fragment
+    if scheme not in ("nats", ENCRYPTED) or special:
         message = (
-            f"{shown} is no NATS URL: write nats://user:password@host:4222, several hosts with "
-            "commas, and '/', '?', '#' and '@' in a user or a password as %2F, %3F, %23 and %40"
+            f"{shown} is no NATS URL: write nats://user:password@host1:4222,host2:4222, user and "
+            "password once, and '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40"
         )
         raise ValueError(message)
     if parts.path not in ("", "/"):
         message = f"{shown}: nothing comes after the hosts but parameters"
         raise ValueError(message)
-    user, _, hosts = parts.netloc.rpartition("@")
     servers = tuple(f"{scheme}://{_server(host, shown)}" for host in hosts.split(","))
-    replicas, files = _parameters(parts.query, shown, encrypted=scheme == "tls")
-    return Place(shown, servers, _credentials(user), files, replicas)
+    replicas, files = _parameters(parts.query, shown, encrypted=scheme == ENCRYPTED)
+    return Place(shown, scheme, servers, _credentials(user), files, replicas)
 
 
 def _server(text: str, shown: str) -> str:

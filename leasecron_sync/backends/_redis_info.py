@@ -68,7 +68,8 @@ def _warnings(facts: dict[str, str]) -> list[str]:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
         warnings.append(
-            f"maxmemory-policy is {policy}: evicted keys are forgotten leases, set noeviction"
+            f"maxmemory-policy is {policy}: what is evicted is a forgotten lease or claim, set "
+            "noeviction"
         )
     if facts.get("aof_enabled") == "0":
         warnings.append(

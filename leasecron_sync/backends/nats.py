@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional, TypeVar
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Callable, ClassVar, Optional
 
 from leasecron_sync.backends._lanes import Deadline
-from leasecron_sync.backends._nats_place import message_id, place_of_url, stream_name
+from leasecron_sync.backends._nats_place import message_id, place_of_url
 from leasecron_sync.backends._once import judged, late
 from leasecron_sync.backends.base import BackendSettings, ClaimBackend
 from leasecron_sync.clock import SystemClock
@@ -15,16 +15,10 @@ from leasecron_sync.errors import MissingDependency, OutcomeUnknown, StoreError,
 from leasecron_sync.model import ClaimReply, OnceClaim, StoreInfo, Verdict
 
 if TYPE_CHECKING:
-    from leasecron_sync.backends._nats_link import Answer, Link
-    from leasecron_sync.backends._nats_loop import LoopThread
-
-T = TypeVar("T")
+    from leasecron_sync.backends._nats_session import Session
+    from leasecron_sync.backends._nats_stream import Answer, Facts, Stream
 
 _clock = SystemClock()
-
-_logger = logging.getLogger("leasecron_sync.backends.nats")
-
-CLOSE_MS = 500
 
 ASK_AGAIN_MS = 1_000
 """When to ask again for a claim without an answer, while others of its batch had one."""
@@ -60,7 +54,7 @@ class NatsClaim(ClaimBackend):
     name: ClassVar[str] = "nats-claim"
 
     # Tests put a reading of their own here; else the host's clock is read.
-    _now_ms: Callable[[], int] = staticmethod(_clock.now_ms)
+    _now_ms: Callable[[], int] = _clock.now_ms
 
     def __init__(self, url: str) -> None:
         if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped callers
@@ -70,16 +64,12 @@ class NatsClaim(ClaimBackend):
             )
             raise TypeError(message)
         self._place = place_of_url(url)
-        self._label = self._place.label
         self._settings: Optional[BackendSettings] = None
-        self._make_link: Optional[Callable[[], Link]] = None
-        self._loop: Optional[LoopThread] = None
-        self._link: Optional[Link] = None
-        self._stream = ""
+        self._session: Optional[Session] = None
 
     def __repr__(self) -> str:
         """Show the place without user and password."""
-        return f"NatsClaim({self._label!r})"
+        return f"NatsClaim({self._place.label!r})"
 
     def open(self, settings: BackendSettings) -> None:
         try:
@@ -87,102 +77,78 @@ class NatsClaim(ClaimBackend):
         except ImportError as error:
             message = "NatsClaim needs the package nats-py: pip install 'leasecron_sync[nats]'"
             raise MissingDependency(message) from error
+        self._check_signing()
         # Late: they need asyncio, which is slow to import, and nothing else here does.
-        from leasecron_sync.backends._nats_link import Link
-        from leasecron_sync.backends._nats_loop import LoopThread
+        from leasecron_sync.backends._nats_session import Session
 
+        self.close()
         self._settings = settings
-        self._make_link = lambda: Link(nats, self._place)
-        self._stream = stream_name(settings.namespace)
-        if self._loop is None:
-            self._loop = LoopThread()
+        self._session = Session(nats, self._place, settings.namespace)
+
+    def _check_signing(self) -> None:
+        if "credentials" in self._place.files and find_spec("nkeys") is None:
+            message = "a file of credentials needs the package nkeys: pip install nkeys"
+            raise MissingDependency(message)
 
     def close(self) -> None:
         self._settings = None
-        loop, self._loop = self._loop, None
-        link, self._link = self._link, None
-        if loop is None:
-            return
-        if link is not None:
-            try:
-                loop.call(link.close, CLOSE_MS / 1000)
-            except StoreError as error:  # it ends with the loop
-                _logger.debug("closing a connection failed error=%r", str(error))
-        loop.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def discard(self) -> None:
         self._settings = None
-        _abandoned.append((self._loop, self._link))
-        self._loop = self._link = None
+        _abandoned.append(self._session)
+        self._session = None
 
     def probe(self) -> StoreInfo:
-        deadline = self._deadline()
-        return StoreInfo(self._called(lambda: self._probed(deadline), deadline))
+        session, deadline = self._opened()
 
-    async def _probed(self, deadline: Deadline) -> str:
-        link = await self._connected(deadline)
-        await self._meet_stream(link, 0, deadline)
-        return link.version
+        async def probed(stream: Stream, deadline: Deadline) -> str:
+            await stream.meet(0, deadline, anew=True)
+            return stream.link.version
+
+        return StoreInfo(session.call(probed, deadline))
+
+    def look(self, deadline: Deadline) -> Facts:
+        """Look at the server and the stream without changing anything.
+
+        Args:
+            deadline: When to stop waiting.
+
+        Raises:
+            StoreError: No answer, or a refusal.
+        """
+        session, _ = self._opened()
+        return session.call(lambda stream, deadline: stream.look(deadline), deadline)
 
     def claim(self, claims: Sequence[OnceClaim]) -> Sequence[ClaimReply]:
-        deadline = self._deadline()
+        session, deadline = self._opened()
         judged_ms, steady_ms = self._now_ms(), _clock.steady_ms()
         replies = [judged(claim, judged_ms) for claim in claims]
-        open_claims = [claim for claim, reply in zip(claims, replies) if reply is None]
-        if not open_claims:
+        asked = [claim for claim, reply in zip(claims, replies) if reply is None]
+        if not asked:
             return [reply for reply in replies if reply is not None]
-        answers = self._called(lambda: self._claimed(open_claims, deadline), deadline)
+        window_ms = 2 * max(claim.window_ms for claim in asked)
+        messages = [(message_id(claim.key), claim.decision_id.encode()) for claim in asked]
+
+        async def claimed(stream: Stream, deadline: Deadline) -> list[Answer]:
+            await stream.meet(window_ms, deadline)
+            return await stream.claim(messages, deadline)
+
+        answers = session.call(claimed, deadline)
         _check_answers(answers)
         now_ms = judged_ms + _clock.steady_ms() - steady_ms
-        found = (_reply(claim, answer, now_ms) for claim, answer in zip(open_claims, answers))
+        found = (_reply(claim, answer, now_ms) for claim, answer in zip(asked, answers))
         return [next(found) if reply is None else reply for reply in replies]
 
-    async def _claimed(self, claims: Sequence[OnceClaim], deadline: Deadline) -> list[Answer]:
-        link = await self._connected(deadline)
-        await self._meet_stream(link, max(claim.window_ms for claim in claims), deadline)
-        messages = [(message_id(claim.key), claim.decision_id.encode()) for claim in claims]
-        answers = await link.claim(self._stream, messages, deadline)
-        if any(isinstance(answer, OutcomeUnknown) for answer in answers):
-            await link.close()  # whatever ails it, the next call has a new one
-        return answers
-
-    async def _meet_stream(self, link: Link, window_ms: int, deadline: Deadline) -> None:
-        namespace = self._opened().namespace
-        description = f"claims of leasecron_sync, namespace {namespace!r}"
-        try:
-            await link.meet_stream(self._stream, description, 2 * window_ms, deadline)
-        except OutcomeUnknown as error:  # of a look, or of what changes nothing when repeated
-            await link.close()
-            raise StoreUnavailable(str(error)) from error
-
-    # -- the connection ----------------------------------------------------------------------------
-
-    def _opened(self) -> BackendSettings:
-        if self._settings is None:
-            message = f"{self._label} is closed"
+    def _opened(self) -> tuple[Session, Deadline]:
+        """Return what calls need, and the end of a call that begins now."""
+        session, settings = self._session, self._settings
+        if session is None or settings is None:
+            message = f"{self._place.label} is closed"
             raise StoreUnavailable(message)
-        return self._settings
-
-    def _deadline(self) -> Deadline:
-        return Deadline(self._opened().call_timeout_ms)
-
-    def _called(self, make: Callable[[], Coroutine[Any, Any, T]], deadline: Deadline) -> T:
-        loop = self._loop
-        if loop is None:
-            message = f"{self._label} is closed"
-            raise StoreUnavailable(message)
-        return loop.call(make, deadline.left_ms() / 1000)
-
-    async def _connected(self, deadline: Deadline) -> Link:
-        """Return the connection, a new one where there is none that can be used."""
-        link = self._link
-        if link is None or not link.is_usable:
-            if link is not None:
-                await link.close()
-            assert self._make_link is not None  # it is open
-            self._link = link = self._make_link()
-            await link.open(deadline)
-        return link
+        return session, Deadline(settings.call_timeout_ms)
 
 
 def _check_answers(answers: Sequence[Answer]) -> None:

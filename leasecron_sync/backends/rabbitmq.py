@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, ClassVar, Optional
 
 from leasecron_sync.backends._lanes import Deadline, Lane, close_lane
 from leasecron_sync.backends._once import judged, late
-from leasecron_sync.backends._rabbitmq_link import EXPIRES_MS, Gate, Link, Outcome
+from leasecron_sync.backends._rabbitmq_gates import EXPIRES_MS, Gate, Outcome, decide
+from leasecron_sync.backends._rabbitmq_link import Link
 from leasecron_sync.backends._rabbitmq_place import gate_name, place_of_url
+from leasecron_sync.backends._rabbitmq_quiet import filter_pika
+from leasecron_sync.backends._rabbitmq_words import ACCESS_REFUSED
 from leasecron_sync.backends.base import BackendSettings, ClaimBackend
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.errors import (
@@ -18,12 +20,15 @@ from leasecron_sync.errors import (
     StoreUnavailable,
     StoreUnsupported,
 )
-from leasecron_sync.model import ClaimReply, OnceClaim, StoreInfo, Verdict
+from leasecron_sync.model import ClaimReply, OnceClaim, RunKey, StoreInfo, Verdict
 
 _clock = SystemClock()
 
 NOT_ASKED_MS = 1_000
 """When to ask again for what could not be asked for."""
+
+TEND_MS = 20_000
+"""The connection is looked after this often, and three times in each interval of heartbeats."""
 
 
 class RabbitMQClaim(ClaimBackend):
@@ -56,7 +61,7 @@ class RabbitMQClaim(ClaimBackend):
     max_window_ms = EXPIRES_MS // 2
 
     # Tests put a reading of their own here; else the host's clock is read.
-    _now_ms: Callable[[], int] = staticmethod(_clock.now_ms)
+    _now_ms: Callable[[], int] = _clock.now_ms
 
     def __init__(self, url: str) -> None:
         if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] - untyped callers
@@ -85,9 +90,7 @@ class RabbitMQClaim(ClaimBackend):
         except ImportError as error:
             message = "RabbitMQClaim needs the package pika: pip install 'leasecron_sync[rabbitmq]'"
             raise MissingDependency(message) from error
-        # What happens to a connection is told by this library, once and in its own words.
-        if logging.getLogger("pika").level == logging.NOTSET:
-            logging.getLogger("pika").setLevel(logging.CRITICAL)
+        filter_pika()
         self._pika, self._settings = pika, settings
 
     def close(self) -> None:
@@ -100,17 +103,17 @@ class RabbitMQClaim(ClaimBackend):
         self._lane = Lane(Link.close)
 
     def probe(self) -> StoreInfo:
-        settings, deadline = self._opened(), self._deadline()
+        queue, deadline = self.probe_queue(), self._deadline()
+        gates = [Gate(queue, b"first", always=True), Gate(queue, b"second", always=True)]
         with self._lane.held(deadline):
             link = self._link(deadline)
-            queue = f"leasecron.probe.{settings.instance_id}"
-            gates = [Gate(queue, b"first", always=True), Gate(queue, b"second", always=True)]
             try:
                 for gate in gates:  # the queue goes with the connection, whatever happens now
-                    link.decide([gate], deadline, durable=False, exclusive=True)
-                link.delete(queue, deadline)
+                    self._put([gate], deadline, durable=False, exclusive=True)
+                if link.is_blocked or not link.is_sound or not link.delete(queue, deadline):
+                    link.suspect()
             finally:
-                self._drop_if_lost(link)
+                self._drop_if_lost()
         first, second = gates
         for gate in gates:
             if gate.outcome is Outcome.REFUSED:
@@ -120,13 +123,13 @@ class RabbitMQClaim(ClaimBackend):
                 )
                 raise StoreUnsupported(message)
             if gate.outcome not in (Outcome.WON, Outcome.LOST):
-                message = f"{self._label}: no answer in time, or it takes no messages just now"
-                raise StoreUnavailable(message)
+                raise link.why()
         if (first.outcome, second.outcome) != (Outcome.WON, Outcome.LOST):
             message = (
-                f"{self._label}: a queue with room for one message took two of them: a policy of "
-                "the broker overrides x-overflow or x-max-length, so nobody could be told who was "
-                "first"
+                f"{self._label}: of two messages for a queue that has room for one, "
+                f"{_number(gates)} got in: a policy of the broker changes what queues do, so that "
+                "nobody could be told who was first (`rabbitmqctl list_policies` and "
+                "`list_operator_policies` show them)"
             )
             raise StoreUnsupported(message)
         return StoreInfo(link.version)
@@ -143,9 +146,11 @@ class RabbitMQClaim(ClaimBackend):
         for place, gate in gates.items():
             gate.outcome = self._own.get(claims[place].decision_id, (None, 0))[0]
         new = [gate for gate in gates.values() if gate.outcome is None]
-        if new:
-            self._decide(new, deadline)
-        self._remember(gates, claims)
+        try:
+            if new:
+                self._decide(new, deadline)
+        finally:
+            self._remember(gates, claims)
         now_ms = judged_ms + _clock.steady_ms() - steady_ms
         for place, gate in gates.items():
             replies[place] = _reply(gate, claims[place], now_ms)
@@ -160,15 +165,20 @@ class RabbitMQClaim(ClaimBackend):
         with self._lane.held(deadline):
             link = self._link(deadline)
             try:
-                link.decide(gates, deadline)
+                self._put(gates, deadline)
             finally:
-                self._drop_if_lost(link)
-        if all(gate.outcome is Outcome.NOT_ASKED for gate in gates):
-            message = f"{self._label}: no answer in time, or it takes no messages just now"
-            raise StoreUnavailable(message)
-        if all(gate.outcome is Outcome.REFUSED for gate in gates):
+                self._drop_if_lost()
+        # What has a reason of its own does not keep others from being decided.
+        if all(gate.outcome is Outcome.NOT_ASKED and not gate.reason for gate in gates):
+            raise link.why()
+        undecided = (Outcome.NOT_ASKED, Outcome.REFUSED)
+        if gates[0].code == ACCESS_REFUSED and all(gate.outcome in undecided for gate in gates):
             message = f"{self._label}: {gates[0].reason}"
             raise StoreRejected(message)
+
+    def _put(self, gates: list[Gate], deadline: Deadline, **options: bool) -> None:
+        assert self._lane.connection is not None
+        decide(self._lane.connection, gates, deadline, **options)
 
     def _remember(self, gates: Mapping[int, Gate], claims: Sequence[OnceClaim]) -> None:
         now_ms = _clock.steady_ms()
@@ -191,9 +201,25 @@ class RabbitMQClaim(ClaimBackend):
             try:
                 link.tend()
             finally:
-                self._drop_if_lost(link)
+                self._drop_if_lost()
             heartbeat_ms = link.heartbeat_ms
-        return None if heartbeat_ms is None else max(100, heartbeat_ms // 3)
+        return TEND_MS if heartbeat_ms is None else max(100, min(heartbeat_ms // 3, TEND_MS))
+
+    # -- for who looks -----------------------------------------------------------------------------
+
+    def connected(self, deadline: Deadline) -> Link:
+        """Return a connection for who looks, which is not this object's.
+
+        Raises:
+            StoreError: There is none.
+        """
+        return Link(self._pika, self._place, deadline)
+
+    def probe_queue(self) -> str:
+        """Return the name of a queue for trials, which nobody else has."""
+        settings = self._opened()
+        # Named like a gate, so that whatever policy is meant for gates holds for it, too.
+        return gate_name(settings.namespace, RunKey(f"probe {settings.instance_id}", 0))
 
     # -- the connection ----------------------------------------------------------------------------
 
@@ -214,8 +240,9 @@ class RabbitMQClaim(ClaimBackend):
             self._lane.connection = Link(self._pika, self._place, deadline)
         return self._lane.connection
 
-    def _drop_if_lost(self, link: Link) -> None:
-        if self._settings is None or not link.is_usable:
+    def _drop_if_lost(self) -> None:
+        link = self._lane.connection
+        if link is not None and (self._settings is None or not link.is_sound):
             self._lane.drop()
 
 
@@ -229,3 +256,7 @@ def _reply(gate: Gate, claim: OnceClaim, now_ms: int) -> ClaimReply:
     if gate.outcome is Outcome.REFUSED:
         return ClaimReply(Verdict.REJECTED, reason=gate.reason)
     return ClaimReply(Verdict.DEFERRED, NOT_ASKED_MS)
+
+
+def _number(gates: Sequence[Gate]) -> int:
+    return sum(gate.outcome is Outcome.WON for gate in gates)

@@ -14,8 +14,11 @@ from leasecron_sync.backends.base import BackendSettings, ClaimBackend
 from leasecron_sync.errors import MissingDependency, StoreUnsupported
 from leasecron_sync.model import ClaimReply, OnceClaim, RunKey, StoreInfo, Verdict
 
-IDMP_WINDOW_MS = 300_000
-"""Half of what the map of ``idmp`` remembers, which is a constant of the store's format."""
+IDMP_KEEP_S, IDMP_KEEP_IDS = 600, 10_000
+"""How long the map of ``idmp`` remembers, and how many ids of a job, as its script has it: both are
+constants of the store's format."""
+
+IDMP_WINDOW_MS = IDMP_KEEP_S * 1_000 // 2
 
 
 def _once_key(tag: str, run: RunKey) -> str:
@@ -65,6 +68,9 @@ class RedisClaim(ClaimBackend):
     Raises:
         TypeError: ``server`` is neither a URL nor a client.
         ValueError: The URL or the strategy is wrong.
+
+    Attributes:
+        strategy: The mechanism.
     """
 
     name: ClassVar[str] = "redis-claim"
@@ -77,14 +83,14 @@ class RedisClaim(ClaimBackend):
             message = f"strategy {strategy!r} is unknown: use one of {', '.join(STRATEGIES)}"
             raise ValueError(message)
         self._caller = Caller(server, type(self).__name__)
-        self._strategy = strategy
+        self.strategy = strategy
         self._tag = ""
         self._lane: Lane[Link] = Lane(Link.close)
         self.max_window_ms = IDMP_WINDOW_MS if strategy == "idmp" else None
 
     def __repr__(self) -> str:
         """Show the place without user and password."""
-        return f"RedisClaim({self._caller.label!r}, strategy={self._strategy!r})"
+        return f"RedisClaim({self._caller.label!r}, strategy={self.strategy!r})"
 
     def open(self, settings: BackendSettings) -> None:
         try:
@@ -109,14 +115,14 @@ class RedisClaim(ClaimBackend):
 
     def probe(self) -> StoreInfo:
         caller, deadline = self._caller, self._caller.deadline()
-        keys = (_KEYS[self._strategy](self._tag, RunKey("", 0)),)
+        keys = (self.key,)
         with caller.linked(self._lane, deadline) as link:
             server = server_of(link, caller.label, deadline)
             asked = link.address
             store_ms = self._call(link, "probe", keys, (), deadline)
             if link.address != asked:  # another node of the cluster has the keys
                 server = server_of(link, caller.label, deadline)
-            if self._strategy == "idmp":
+            if self.strategy == "idmp":
                 self._meet_stream(link, server, keys, deadline)
         return StoreInfo(server.version, store_ms, warnings=server.warnings)
 
@@ -129,23 +135,33 @@ class RedisClaim(ClaimBackend):
             StoreUnsupported: This server cannot have it, or it was made by somebody else.
         """
         try:
-            self._call(link, self._strategy, keys, (), deadline)
+            self._call(link, self.strategy, keys, (), deadline)
         except StoreUnsupported as error:
             message = f"{error} (this is {server.version})"
             raise StoreUnsupported(message) from error
+
+    @property
+    def caller(self) -> Caller:
+        """What knows where the server is, once it is open."""
+        return self._caller
+
+    @property
+    def key(self) -> str:
+        """A key of the namespace; of ``idmp`` the only one."""
+        return _KEYS[self.strategy](self._tag, RunKey("", 0))
 
     def claim(self, claims: Sequence[OnceClaim]) -> Sequence[ClaimReply]:
         if not claims:
             return []
         caller, deadline = self._caller, self._caller.deadline()
-        keys = [_KEYS[self._strategy](self._tag, claim.key) for claim in claims]
+        keys = [_KEYS[self.strategy](self._tag, claim.key) for claim in claims]
         values = [
             value
             for claim in claims
             for value in (*claim.key, claim.due_ms, claim.window_ms, claim.decision_id)
         ]
         with caller.linked(self._lane, deadline) as link:
-            rows = self._call(link, self._strategy, keys, values, deadline)
+            rows = self._call(link, self.strategy, keys, values, deadline)
         return [ClaimReply(Verdict(verdict.decode()), wait_ms) for verdict, wait_ms in rows]
 
     def _call(

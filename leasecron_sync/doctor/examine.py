@@ -8,14 +8,20 @@ from typing import Any, Callable, Final
 from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends.base import Backend, BackendSettings
 from leasecron_sync.backends.memory import MemoryLease
+from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.backends.postgres import PostgresLease
+from leasecron_sync.backends.rabbitmq import RabbitMQClaim
 from leasecron_sync.backends.redis import RedisLease
+from leasecron_sync.backends.redis_claim import RedisClaim
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.doctor.finding import Examination, Finding, Findings
 from leasecron_sync.doctor.host import check_host
+from leasecron_sync.doctor.nats import examine_nats
 from leasecron_sync.doctor.postgres import examine_postgres
+from leasecron_sync.doctor.rabbitmq import examine_rabbitmq
 from leasecron_sync.doctor.redis import examine_redis
+from leasecron_sync.doctor.redis_claim import examine_redis_claim
 from leasecron_sync.doctor.sqlite import examine_sqlite
 from leasecron_sync.doctor.visit import tell_skew, tell_unreachable
 from leasecron_sync.errors import MissingDependency, StoreUnavailable
@@ -66,6 +72,9 @@ EXAMINERS: dict[type[Backend], Callable[[Any, Examination], None]] = {
     SQLiteLease: examine_sqlite,
     PostgresLease: examine_postgres,
     RedisLease: examine_redis,
+    RedisClaim: examine_redis_claim,
+    NatsClaim: examine_nats,
+    RabbitMQClaim: examine_rabbitmq,
     MemoryLease: _examine_memory,
 }
 

@@ -11,8 +11,15 @@ from typing import Final, Optional
 
 from leasecron_sync.doctor.finding import Findings
 
-LOWEST: Final = {"redis": "5.0.1", "psycopg2": "2.9.5"}
+LOWEST: Final = {
+    "redis": "5.0.1",
+    "psycopg2": "2.9.5",
+    "pika": "1.3.1",
+    "nats.aio.client": "2.12.0",
+}
 """Oldest versions of the client libraries that work, by the module's name."""
+
+_PACKAGES: Final = {"psycopg2": "psycopg2-binary", "nats.aio.client": "nats-py"}
 
 _ZONES_BEFORE: Final = 2_023
 """Year of the oldest zone database that goes without a note."""
@@ -36,7 +43,8 @@ def check_client(findings: Findings, module: str) -> None:
     with findings.checking("client"):
         # Not imported here: only backends do that.
         found = str(getattr(sys.modules.get(module), "__version__", "")).partition(" ")[0]
-        lowest = LOWEST[module]
+        lowest, package = LOWEST[module], _PACKAGES.get(module, module)
+        module = module.partition(".")[0]
         if not found:
             findings.ok("client", f"{module}, which does not tell its version")
         elif _numbers(found) < _numbers(lowest):
@@ -44,7 +52,7 @@ def check_client(findings: Findings, module: str) -> None:
                 "client",
                 f"{module} {found} is older than {lowest}",
                 "Nobody has tried this version: calls may fail or wait for too long.",
-                f"pip install --upgrade {module if module == 'redis' else 'psycopg2-binary'}",
+                f"pip install --upgrade {package}",
             )
         else:
             findings.ok("client", f"{module} {found}")

@@ -33,6 +33,10 @@ _ADVICE: Final = {
         "server. Special characters in a URL are written percent-encoded, %40 for @."
     ),
     r"database .*not exist": ("Create the database, or correct its name in the URL."),
+    r"no such vhost": (
+        "Make the vhost and let the user in, as it says, or correct its name in the URL: it is the "
+        "path, %2F for the one that is called /."
+    ),
     r"too many|max number of clients|connection slots|no more connections": (
         "The server has no connection left: raise its limit, or end what holds them. An "
         "instance needs three."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable, Generic, Optional, Protocol, TypeVar
 
 from leasecron_sync.backends._lanes import Deadline
@@ -22,7 +23,8 @@ WRONG_CLOCK_MS = 10_000
 
 
 class _Link(Protocol):
-    is_sound: bool
+    @property
+    def is_sound(self) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -126,7 +128,7 @@ def check_answers(
             took.append(took_ms)
             if best is None or took_ms < best[0]:
                 best = took_ms, store_ms - (sent_ms + took_ms // 2)
-        _tell_round_trips(exam, took)
+        tell_round_trips(exam, took)
     with exam.findings.checking("clock"):
         if best is None:
             message = "the store did not tell its time"
@@ -134,7 +136,13 @@ def check_answers(
         tell_skew(exam, best[1], best[0])
 
 
-def _tell_round_trips(exam: Examination, took: list[int]) -> None:
+def tell_round_trips(exam: Examination, took: Sequence[int]) -> None:
+    """Tell how quick a store answers.
+
+    Args:
+        exam: The examination.
+        took: How long each of some round trips took, in ms.
+    """
     median, longest = sorted(took)[len(took) // 2], max(took)
     measured = {"p50_ms": median, "max_ms": longest, "round_trips": len(took)}
     found = f"answers in {_ms(median)} ({len(took)} round trips, the slowest {_ms(longest)})"

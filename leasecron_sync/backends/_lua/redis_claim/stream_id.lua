@@ -10,6 +10,9 @@ if wrong then
   return wrong
 end
 return decide(function(key, claim, is_old)
+  if claim.ms < 1 then -- no id can be made of it
+    return nil
+  end
   local id = text(claim.ms) .. '-0'
   local entry = redis.call('XRANGE', key, id, id)[1]
   if entry then
@@ -31,7 +34,8 @@ return decide(function(key, claim, is_old)
     redis.call('PEXPIRE', key, text(until_ms - now))
   end
   for _, old in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', SWEEP)) do
-    if tonumber(old[2][4]) >= now then
+    local matters_until_ms = tonumber(old[2][4])
+    if not matters_until_ms or matters_until_ms >= now then
       break
     end
     redis.call('XDEL', key, old[1])

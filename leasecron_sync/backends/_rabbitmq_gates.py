@@ -1,0 +1,187 @@
+"""Who is first at a gate: a queue that has room for one message and rejects every further one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Optional
+
+from leasecron_sync.backends._lanes import Deadline
+from leasecron_sync.backends._rabbitmq_channel import Channel, Fate
+from leasecron_sync.backends._rabbitmq_link import Link
+from leasecron_sync.backends._rabbitmq_quiet import quiet
+from leasecron_sync.backends._rabbitmq_words import NOT_FOUND
+from leasecron_sync.errors import StoreError
+
+EXPIRES_MS = 600_000
+"""How long a gate stays after the last instance declared it. A constant of the format: a queue that
+is declared with another value is refused."""
+
+ARGUMENTS = {
+    "x-queue-type": "classic",  # of a quorum queue several publishers are told that they were first
+    "x-max-length": 1,
+    "x-overflow": "reject-publish",
+    "x-expires": EXPIRES_MS,
+}
+
+MAX_CHANNELS = 10
+"""How often one call opens another channel after the broker closed one."""
+
+PUBLISH_SHARE = 4
+"""Nothing is published in the last quarter of a call's time: its answer would come too late, and
+nobody would ever know it."""
+
+_logger = logging.getLogger("leasecron_sync.backends.rabbitmq")
+
+
+class Outcome(Enum):
+    """What became of one gate."""
+
+    WON = "won"
+    LOST = "lost"
+    NOT_ASKED = "not asked"  # nothing of it is in the gate
+    UNKNOWN = "unknown"  # published, and no answer
+    REFUSED = "refused"
+
+
+@dataclass
+class Gate:
+    """A gate, and how far a call has come with it.
+
+    Attributes:
+        queue: Its name.
+        body: The message to put into it.
+        always: Whether to try it also where there is a message already.
+        is_declared: Whether it is there, for the message to be put into it.
+        is_published: Whether the message was sent.
+        outcome: What became of it.
+        reason: Why it was refused, or could not be asked.
+        code: The number of that reason.
+    """
+
+    queue: str
+    body: bytes
+    always: bool = False
+    is_declared: bool = False
+    is_published: bool = False
+    outcome: Optional[Outcome] = None
+    reason: str = ""
+    code: Optional[int] = None
+
+
+def decide(
+    link: Link,
+    gates: Sequence[Gate],
+    deadline: Deadline,
+    **options: bool,
+) -> None:
+    """Put each message into its gate; the outcomes are written into the gates.
+
+    Args:
+        link: The connection.
+        gates: What to decide, in turn.
+        deadline: When to stop waiting.
+        options: Of the declaration, other than the usual ones.
+    """
+    reserve_ms = deadline.left_ms() // PUBLISH_SHARE
+    try:
+        with quiet():
+            if _declare(link, gates, deadline, {"durable": True, **options}):
+                _publish(link, gates, deadline, reserve_ms)
+    except StoreError:
+        pass  # the link knows why
+    except Exception as error:  # of a connection that went away under the call
+        _logger.debug("the connection broke", exc_info=True)
+        link.suspect(error)
+    finally:
+        for gate in gates:
+            if gate.outcome is None:
+                gate.outcome = Outcome.UNKNOWN if gate.is_published else Outcome.NOT_ASKED
+
+
+def _declare(
+    link: Link, gates: Sequence[Gate], deadline: Deadline, options: dict[str, bool]
+) -> bool:
+    """Make all gates before anything is published; tell whether messages are taken.
+
+    A gate that is refused closes the channel, and what was published behind it would be lost.
+    """
+    for _ in range(MAX_CHANNELS):
+        if link.is_blocked or not deadline.left_ms():
+            break
+        channel = link.channel(deadline)
+        waiting = [gate for gate in gates if not gate.is_declared and gate.outcome is None]
+        if _declare_on(link, channel, waiting, deadline, options):
+            return True
+        if channel.closed is None or not link.is_sound:
+            break
+        _refuse(channel, [gate for gate in waiting if not gate.is_declared and not gate.outcome])
+    return False
+
+
+def _declare_on(
+    link: Link,
+    channel: Channel,
+    gates: list[Gate],
+    deadline: Deadline,
+    options: dict[str, bool],
+) -> bool:
+    taken: list[Fate] = []
+    # A broker that is short of memory tells so to who publishes, and reads nothing more. So that no
+    # message for a gate stays on the way then, one goes ahead that nobody misses.
+    channel.try_nothing(taken.append)
+    for gate in gates:
+        channel.declare(gate.queue, ARGUMENTS, partial(_declared, gate), **options)
+
+    def done() -> bool:
+        return bool(taken) and all(gate.is_declared or gate.outcome for gate in gates[-1:])
+
+    link.run(lambda: channel.closed is not None or link.is_blocked or done(), deadline)
+    if channel.closed is None and not link.is_blocked and not done():
+        link.suspect()
+    return channel.closed is None and not link.is_blocked and done()
+
+
+def _declared(gate: Gate, messages: int) -> None:
+    if messages and not gate.always:
+        gate.outcome = gate.outcome or Outcome.LOST
+    else:
+        gate.is_declared = True
+
+
+def _refuse(channel: Channel, waiting: list[Gate]) -> None:
+    """Note which declaration closed the channel: they go one by one, so it is the first."""
+    if not waiting or channel.closed is None:
+        return
+    first = waiting[0]
+    first.code, first.reason = channel.closed
+    # Not found: its node of the cluster is down, and the claims in it are there when it is back.
+    first.outcome = Outcome.NOT_ASKED if first.code == NOT_FOUND else Outcome.REFUSED
+
+
+def _publish(link: Link, gates: Sequence[Gate], deadline: Deadline, reserve_ms: int) -> None:
+    channel = link.channel(deadline)
+    gates = [gate for gate in gates if gate.is_declared and gate.outcome is None]
+    if deadline.left_ms() <= reserve_ms:
+        return
+    for gate in gates:
+        gate.is_published = True  # before: an error leaves it open whether it was sent
+        channel.publish(gate.queue, gate.body, partial(_answered, gate))
+    link.run(
+        lambda: channel.closed is not None or all(gate.outcome for gate in gates),
+        deadline,
+    )
+    if not all(gate.outcome for gate in gates):
+        link.suspect()
+
+
+def _answered(gate: Gate, fate: Fate) -> None:
+    if gate.outcome is not None:
+        return  # too late: it was given up
+    if fate is Fate.RETURNED:
+        gate.outcome, gate.reason = Outcome.NOT_ASKED, "it expired in this moment"
+    else:
+        gate.outcome = Outcome.WON if fate is Fate.TAKEN_IN else Outcome.LOST
