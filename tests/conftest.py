@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 
 import pytest
@@ -9,6 +10,14 @@ import pytest
 from leasecron_sync.testing.clock import ManualClock
 
 pytest_plugins = ["tests.services.fixtures"]
+
+# Where the tests run in the background of a shell these are ignored, and so they would be in every
+# program that a test starts.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(
+            _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
+        )
 
 
 @pytest.fixture

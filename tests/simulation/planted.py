@@ -444,7 +444,6 @@ def all_planted() -> tuple[Planted, ...]:
         ("pruning", _decides(faulty.ignores_what_was_pruned), "pruned_to is ignored"),
         ("storm", _decides(faulty.ignores_overlap), "overlap is not checked"),
         ("crashes", _decides(faulty.ignores_lapsed_runs), "overlap ignores lapsed runs"),
-        ("storm", _decides(faulty.retries_beside_a_lapsed_run), "a retry beside a lapsed run"),
         ("pruning", _decides(faulty.leaves_stale_runs_running), "a stale run stays running"),
         ("crowd", _decides(faulty.lets_a_younger_run_go_first), "a younger run goes first"),
         ("storm", _decides(faulty.draws_tokens_per_run), "tokens rise by run, not by job"),

@@ -681,7 +681,7 @@ def test_a_cluster_whose_keys_are_moving_is_asked_where_they_are(own: Own) -> No
     with closing(Bench("")) as bench, closing(RedisCluster(host=host, port=port)) as client:
         backend = bench.open(client)
         assert backend.settle(win(backend, bench.intend()).ref, FINISHED).accepted
-        lease = win(backend, bench.intend(ago_ms=5))
+        lease = win(backend, bench.intend(ago_ms=60_000))
         source = cluster.node_of(keys_of(bench.space)[0])
         target = next(node for node in cluster.nodes if node is not source)
         slot, names = start_moving(source, target, bench.space)
