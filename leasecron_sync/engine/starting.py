@@ -10,7 +10,7 @@ from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.decide import Candidate, Origin
 from leasecron_sync.engine.runtime import LiveRun
-from leasecron_sync.errors import StoreError
+from leasecron_sync.errors import OutcomeUnknown, StoreError
 from leasecron_sync.model import Lease, LeaseReply, Outcome, RunKey, RunState, Settlement
 from leasecron_sync.run import LeaseRun, Run, RunControl
 
@@ -154,7 +154,9 @@ class Starter:
                 reply = self._context.caller.call(
                     TIMER_LANE, functools.partial(backend.settle, ref, settlement)
                 )
-            except StoreError:
+            except StoreError as error:
+                if isinstance(error, OutcomeUnknown):  # others may have it by now
+                    self._context.note_handed_over(key)
                 if last:
                     continue
                 raise

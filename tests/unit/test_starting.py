@@ -92,6 +92,20 @@ def test_what_the_store_does_not_take_back_is_forgotten_when_its_lease_has_lapse
     assert only.steps - steps < 200
 
 
+def test_what_may_have_gone_back_is_left_to_others_for_a_lease() -> None:
+    fleet, only = ready()
+    only.manual.can_start_threads = False
+    only.backend.faults.lose_reply("settle", 1_000)  # the first one was applied
+    fleet.advance(15 * SECOND)
+    assert fleet.states("job") == {MIDDAY_MS: RunState.WAITING}
+    only.backend.faults.clear()
+    only.manual.can_start_threads = True
+    fleet.advance(10 * SECOND)
+    assert fleet.starts == []
+    fleet.advance(10 * SECOND)
+    assert [start.attempt for start in fleet.starts] == [2]
+
+
 def test_a_thread_for_which_there_is_no_memory_does_not_block_its_job_for_ever() -> None:
     fleet, only = ready()
     only.job("another", "0 12 * * *")
