@@ -59,7 +59,13 @@ def put(url: str, queue: str, message: bytes) -> None:
 
 
 def messages(server: RabbitMQServer, queue: str) -> int:
-    return int(next(one["messages"] for one in server.queues() if one["name"] == queue))
+    """Return how many a queue holds; right after a start it may not be listed yet."""
+
+    def listed() -> list[int]:
+        return [int(one["messages"]) for one in server.queues() if one["name"] == queue]
+
+    assert eventually(listed, 30)
+    return listed()[0]
 
 
 def refused(port: int) -> bool:
@@ -88,6 +94,7 @@ def test_a_killed_broker_keeps_lasting_messages_and_its_ports(
     put(broker.url, namespace, b"first")
     url, before = broker.url, processes_of(broker)
     assert len(before) > 1
+    broker.call("mnesia", "sync_log")  # a queue that was just declared may be lost with its broker
     broker.kill()
     assert not [one for one in before if is_alive(one)]
     assert refused(broker.port)
