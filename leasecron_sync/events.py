@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Callable, Final, Literal, Optional, get_args
 
+from leasecron_sync.errors import StoreRejected
 from leasecron_sync.options import EVENT_QUEUE
 
 EventName = Literal[
@@ -47,8 +48,9 @@ class Event:
         count: How many runs a ``run_missed`` stands for.
         first_time: Scheduled time of the oldest of several missed runs.
         at_least: True when ``count`` is where counting stopped.
-        delay_ms: Until the retry (``run_retried``), or the skew (``skew_found``).
-        error: What the handler raised (``run_failed``, ``run_retried``).
+        delay_ms: Until the retry (``run_retried``), the skew (``skew_found``), or how long the outage
+            was (``store_back``).
+        error: What the handler raised (``run_failed``, ``run_retried``), or the store (``store_down``).
     """
 
     name: EventName
@@ -63,6 +65,14 @@ class Event:
     at_least: bool = False
     delay_ms: Optional[int] = None
     error: Optional[BaseException] = None
+
+
+    @property
+    def sentence(self) -> str:
+        """What the log says of it."""
+        if self.name == "store_down" and isinstance(self.error, StoreRejected):
+            return "store refuses what is asked, nothing new is started"
+        return _LINES[self.name][1]
 
 
 Listener = Callable[[Event], object]
@@ -167,9 +177,10 @@ class EventHub:
 
     def emit(self, event: Event) -> None:
         """Log an event and queue it for its listeners; never raises, never waits."""
-        level, sentence = _LINES[event.name]
+        level, _ = _LINES[event.name]
         if _logger.isEnabledFor(level):
-            _logger.log(level, "%s %s", sentence, _fields(event), exc_info=event.error)
+            trace = event.error if event.job is not None else None
+            _logger.log(level, "%s %s", event.sentence, _fields(event), exc_info=trace)
         if self.inline:
             self._call_listeners(event)
             return

@@ -131,7 +131,7 @@ OPTIONS: Final = (
         "Length of a lease: how long after its last heartbeat a dead holder's run is taken over.",
         low=500,
         high=DAY_MS,
-        instead=f"{_NO_RECORD}, so nothing could lapse",
+        instead=f"{_NO_RECORD}, so nothing could lapse: leave it out, or use a lease backend",
     ),
     OptionSpec(
         "heartbeat_ms",
@@ -141,7 +141,7 @@ OPTIONS: Final = (
         "Time between two renewals; a third of lease_ms by default.",
         low=50,
         high=DAY_MS,
-        instead=f"{_NO_RECORD}, so there is nothing to renew",
+        instead=f"{_NO_RECORD}, so there is nothing to renew: leave it out, or use a lease backend",
     ),
     OptionSpec(
         "history_ms",
@@ -151,7 +151,7 @@ OPTIONS: Final = (
         "How long records of settled runs are kept.",
         low=60_000,
         high=3_660 * DAY_MS,
-        instead=f"{_NO_RECORD}, so there is no history",
+        instead=f"{_NO_RECORD}, so there is no history: leave it out, or use a lease backend",
     ),
     OptionSpec(
         "name",
@@ -192,8 +192,9 @@ OPTIONS: Final = (
         "skip",
         '"skip": a run that falls due while another of the job is in progress is skipped; '
         '"allow": it runs beside it.',
-        instead="no live lease shows there that the previous run is still going: let the handler "
-        "take a lock of its own, or use a lease backend",
+        instead="no live lease shows there that the previous run is still going, so runs may "
+        "overlap: leave it out if they may, else let the handler take a lock of its own, or use a "
+        "lease backend",
     ),
     OptionSpec(
         "max_attempts",

@@ -44,8 +44,8 @@ class Names:
         prefix: What the names of tables and functions begin with.
     """
 
-    schema: str
-    prefix: str
+    schema: str = "public"
+    prefix: str = "leasecron_"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_IDENTIFIER - 1}}}", self.schema):
@@ -60,6 +60,12 @@ class Names:
                 "digits and '_', and must not begin with a digit"
             )
             raise ValueError(message)
+
+    @property
+    def command(self) -> str:
+        """The command that prints the SQL which makes the store; its URL needs no server."""
+        prefix = "" if self.prefix == Names.prefix else f"&table_prefix={self.prefix}"
+        return f"leasecron-sync schema 'postgresql://?schema={self.schema}{prefix}'"
 
     def filled(self, text: str) -> str:
         """Put the names into a text of SQL."""
@@ -90,7 +96,7 @@ def schema_sql(names: Names) -> str:
         f"--   GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO role;\n"
         "-- and EXECUTE on the functions, which everybody has unless it was revoked.\n"
         "BEGIN;\n"
-        f"SELECT pg_advisory_xact_lock({LOCK});\n"
+        f"DO $$ BEGIN PERFORM pg_advisory_xact_lock({LOCK}); END $$;\n"
     )
     parts = [head, sql_of("schema"), sql_of("meta"), *map(sql_of, FUNCTIONS), "COMMIT;\n"]
     if names.schema != "public":
@@ -148,15 +154,20 @@ def met(link: Link, names: Names, label: str, *, make: bool, deadline: Deadline)
     _check_server(facts, label)
     if not facts.is_complete:
         if not make:
-            message = f"{label} has no tables for this version yet: a scheduler's start makes them"
+            message = (
+                f"{label} has no tables for this version in schema {names.schema!r} yet: a "
+                "scheduler's start makes them, where its user may; if schedulers are at work "
+                "already, their URL names another one (?schema=...)"
+            )
             raise StoreRejected(message)
         problem = _made(link, names, facts, deadline)
         facts = _looked(link, names, deadline)
         if not facts.is_complete:
             reason = f" ({problem})" if problem else ""
             message = (
-                f"{label} has no complete set of tables and functions, and its user may not make "
-                f"them{reason}: run what `leasecron-sync schema` prints as a user who may"
+                f"{label} has no complete set of tables and functions in schema {names.schema!r}, "
+                f"and its user may not make them{reason}: let a user who may run what this "
+                f"prints, {names.command}; or name a schema of its own in the URL (?schema=...)"
             )
             raise StoreUnsupported(message)
     if facts.format != str(STORE_FORMAT):

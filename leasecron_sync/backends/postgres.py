@@ -84,7 +84,7 @@ class PostgresLease(LeaseBackend):
     _now_ms: Optional[Callable[[], int]] = None
 
     def __init__(
-        self, dsn: str, *, schema: str = "public", table_prefix: str = "leasecron_"
+        self, dsn: str, *, schema: str = Names.schema, table_prefix: str = Names.prefix
     ) -> None:
         for option, value in (("dsn", dsn), ("schema", schema), ("table_prefix", table_prefix)):
             if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -116,7 +116,7 @@ class PostgresLease(LeaseBackend):
         parts = [repr(self._label)]
         if names.schema != "public":
             parts.append(f"schema={names.schema!r}")
-        if names.prefix != "leasecron_":
+        if names.prefix != Names.prefix:
             parts.append(f"table_prefix={names.prefix!r}")
         return f"PostgresLease({', '.join(parts)})"
 

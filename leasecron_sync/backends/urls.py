@@ -56,11 +56,15 @@ def connect(url: str) -> Backend:
         raise ValueError(message)
     if scheme not in _MAKERS:
         message = (
-            f"unknown scheme {scheme}:// in a backend URL; known: "
-            f"{', '.join(f'{name}://' for name in _MAKERS)}"
+            f"unknown scheme {scheme}:// in a backend URL; leases: {_schemes(_LEASES)}; claims: "
+            f"{_schemes(_CLAIMS)}, and those of Redis with ?strategy="
         )
         raise ValueError(message)
     return _MAKERS[scheme](url)
+
+
+def _schemes(makers: dict[str, Callable[[str], Backend]]) -> str:
+    return ", ".join(f"{name}://" for name in makers)
 
 
 def connect_lease(url: str) -> LeaseBackend:
@@ -204,7 +208,7 @@ def _nats(url: str) -> NatsClaim:
     return NatsClaim(url)
 
 
-_MAKERS: dict[str, Callable[[str], Backend]] = {
+_LEASES: dict[str, Callable[[str], Backend]] = {
     "sqlite": _sqlite,
     "postgresql": _postgres,
     "postgres": _postgres,
@@ -214,9 +218,12 @@ _MAKERS: dict[str, Callable[[str], Backend]] = {
         for scheme in ("redis", "rediss", "valkey", "valkeys")
     },
     "unix": _redis,
+    "memory": _memory,
+}
+_CLAIMS: dict[str, Callable[[str], Backend]] = {
     "amqp": RabbitMQClaim,
     "amqps": RabbitMQClaim,
     "nats": _nats,
     "tls": _nats,
-    "memory": _memory,
 }
+_MAKERS = {**_LEASES, **_CLAIMS}

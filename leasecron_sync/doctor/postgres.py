@@ -271,8 +271,9 @@ class _Looks:
                 "tables",
                 f"{found}, and this user may not make them",
                 "No instance can start.",
-                "A database administrator runs once what `leasecron-sync schema` prints for this "
-                "URL, and grants the rights that stand at its head.",
+                "A database administrator runs once what this prints, and grants the rights that "
+                f"stand at its head: {self._names.command}. Or name a schema that this user may "
+                "write to, with ?schema=... in the URL.",
             )
         elif not rights.tables:
             findings.note("tables", found, effect, advice)
@@ -291,8 +292,8 @@ class _Looks:
             "rights",
             f"this user lacks: {', '.join(refused)}",
             "Nothing can be claimed, renewed or settled where a right is missing.",
-            "GRANT what is missing to this user; the head of what `leasecron-sync schema` prints "
-            "has the statements.",
+            "GRANT what is missing to this user. The statements stand at the head of what this "
+            f"prints: {self._names.command}",
         )
 
     # -- between here and there --------------------------------------------------------------------

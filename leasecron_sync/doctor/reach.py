@@ -10,12 +10,12 @@ from typing import Final
 _ADVICE: Final = {
     r"refused": (
         "Nobody listens there. Look whether the server runs, and whether host and port in the "
-        "URL are its own; it may listen on another address only (listen_addresses, bind)."
+        "URL are its own. It may also listen on another address only: its settings tell."
     ),
     r"in time|timed? ?out": (
         "Something takes what is sent and never answers: a firewall that drops it, a server "
-        "that hangs or stands still, or a wrong address. Try psql or redis-cli from this "
-        "host."
+        "that hangs or stands still, or a wrong address. Try the server's own client (psql, "
+        "redis-cli and the like) from this host."
     ),
     r"translate host name|name or service|name resolution|nodename|not known": (
         "The host's name cannot be looked up: correct it in the URL, or look at this host's DNS."
@@ -27,6 +27,13 @@ _ADVICE: Final = {
     r"unsupported startup parameter": (
         "The pooler refuses a parameter of the URL: take it out (options is the usual one), "
         "or name it in pgbouncer's ignore_startup_parameters."
+    ),
+    r"without any password|no password is set": (
+        "The server asks for no password: leave it out of the URL, or set one on the server."
+    ),
+    r"wrong.version.number|record.layer": (
+        "What answers on this port does not speak TLS: name the server's port for TLS, or write "
+        "the scheme without encryption (redis, amqp, nats)."
     ),
     r"password|authenticat|wrongpass|noauth|asks for a user|no such user|role .*not exist": (
         "User and password in the URL, or in ~/.pgpass for PostgreSQL, are not those of the "

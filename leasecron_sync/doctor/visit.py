@@ -42,8 +42,8 @@ def tell_unreachable(findings: Findings, error: StoreError) -> None:
     findings.problem(
         "reachable",
         str(error),
-        "As long as no instance reaches its store nothing is claimed. Runs wait, and are caught up "
-        "or missed when it is back.",
+        "As long as no instance reaches its store nothing is claimed. When it is back, what is not "
+        "too old by then is executed, and the rest is reported missed.",
         reach_advice(str(error)),
     )
 

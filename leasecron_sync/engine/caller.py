@@ -33,7 +33,7 @@ class Caller:
         clock: Where the time comes from.
         rounds: The lanes that make their calls in rounds.
         on_down: Called with the error when an outage begins.
-        on_back: Called when it ends.
+        on_back: Called with its length when it ends.
         on_skew: Called once with a skew that is too large.
     """
 
@@ -43,7 +43,7 @@ class Caller:
         *,
         rounds: frozenset[str] = frozenset(),
         on_down: Callable[[StoreError], None],
-        on_back: Callable[[], None],
+        on_back: Callable[[int], None],
         on_skew: Callable[[int], None],
     ) -> None:
         self._clock = clock
@@ -55,6 +55,7 @@ class Caller:
         self._failing: set[str] = set()
         self._refused: set[str] = set()
         self._down_since_ms: Optional[int] = None
+        self._began_at_ms = 0
         self._answered_at_ms: Optional[int] = None
         self._back_at_ms: Optional[int] = None
         self._skew_ms: Optional[int] = None
@@ -211,6 +212,7 @@ class Caller:
             self._failing.add(lane)
             if began:
                 self._down_since_ms = self._clock.now_ms()
+                self._began_at_ms = self._clock.steady_ms()
         if began:
             self._on_down(error)
         else:
@@ -228,8 +230,9 @@ class Caller:
             if ended:
                 self._down_since_ms = None
                 self._back_at_ms = self._clock.steady_ms()
+                outage_ms = self._back_at_ms - self._began_at_ms
         if ended:
-            self._on_back()
+            self._on_back(outage_ms)
 
 
 def import_late_ones() -> None:

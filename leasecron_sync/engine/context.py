@@ -85,10 +85,10 @@ class Context:
         self.emit(name, live.key, **fields)
 
     def _store_down(self, error: StoreError) -> None:
-        self.emit("store_down", reason=f"{type(error).__name__}: {error}")
+        self.emit("store_down", reason=f"{type(error).__name__}: {error}", error=error)
 
-    def _store_back(self) -> None:
-        self.emit("store_back")
+    def _store_back(self, outage_ms: int) -> None:
+        self.emit("store_back", delay_ms=outage_ms)
         self.wake_timer()
 
     def _skew(self, skew_ms: int) -> None:
