@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, ClassVar, Optional, Union
 
 from leasecron_sync.backends._group import Group
 from leasecron_sync.backends._lanes import Deadline, Lane, Lanes
+from leasecron_sync.backends._redis_caller import Caller
 from leasecron_sync.backends._redis_info import Server, server_of
 from leasecron_sync.backends._redis_link import Link
-from leasecron_sync.backends._redis_place import Address, Place, place_of_client, place_of_url
+from leasecron_sync.backends._redis_place import Place
 from leasecron_sync.backends._redis_rows import (
     claim_argument,
     claim_replies,
@@ -25,12 +25,7 @@ from leasecron_sync.backends._redis_rows import (
 from leasecron_sync.backends._redis_scripts import keys_for
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
-from leasecron_sync.errors import (
-    MissingDependency,
-    StoreError,
-    StoreRejected,
-    StoreUnavailable,
-)
+from leasecron_sync.errors import MissingDependency, StoreError, StoreRejected
 from leasecron_sync.model import (
     JobSpan,
     JobStamp,
@@ -83,31 +78,20 @@ class RedisLease(LeaseBackend):
     _now_ms: Optional[Callable[[], int]] = None
 
     def __init__(self, server: Any) -> None:  # noqa: ANN401 - a client is of a package imported late
-        place = place_of_url(server) if isinstance(server, str) else place_of_client(server)
-        if place is None:
-            message = (
-                "RedisLease needs a URL such as 'redis://localhost:6379/0' or a client of "
-                f"redis-py, not {type(server).__name__}"
-            )
-            raise TypeError(message)
-        self._place = place
-        self._label = place.label
-        self._settings: Optional[BackendSettings] = None
-        self._client: Any = None
+        self._caller = Caller(server, "RedisLease")
         self._keys: tuple[str, ...] = ()
-        self._last: Optional[Address] = None
         self._store_id = ""
         self._lanes: Lanes[Link] = Lanes(Link.close)
         self._make_group()
 
     def _make_group(self) -> None:
         self._settlements: Group[tuple[LeaseRef, Settlement], SettleReply] = Group(
-            self._settle_all, _clock, f"settling in {self._label}"
+            self._settle_all, _clock, f"settling in {self._caller.label}"
         )
 
     def __repr__(self) -> str:
         """Show the place without user and password."""
-        return f"RedisLease({self._label!r})"
+        return f"RedisLease({self._caller.label!r})"
 
     def open(self, settings: BackendSettings) -> None:
         try:
@@ -118,27 +102,27 @@ class RedisLease(LeaseBackend):
                 "is the one for Valkey, too"
             )
             raise MissingDependency(message) from error
-        self._client, self._settings = redis, settings
+        self._caller.open(redis, settings)
         self._store_id = ""
-        self._keys = keys_for(settings.namespace, self._place.kind)
+        self._keys = keys_for(settings.namespace, self.place.kind)
 
     def close(self) -> None:
-        self._settings = None
+        self._caller.close()
         self._lanes.close()
 
     def discard(self) -> None:
-        self._settings = None
+        self._caller.close()
         self._lanes.abandon()
         self._make_group()
 
     def probe(self) -> StoreInfo:
-        deadline = self._deadline()
-        with self._linked(self._lanes.timer, deadline) as link:
-            server: Server = server_of(link, self._label, deadline)
+        caller, deadline = self._caller, self._caller.deadline()
+        with caller.linked(self._lanes.timer, deadline) as link:
+            server: Server = server_of(link, caller.label, deadline)
             asked = link.address
             store_ms, store_id = self._call(link, "probe", (), deadline)
             if link.address != asked:  # another node of the cluster has the keys
-                server = server_of(link, self._label, deadline)
+                server = server_of(link, caller.label, deadline)
         return StoreInfo(server.version, store_ms, store_id.decode(), server.warnings)
 
     def register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
@@ -177,13 +161,13 @@ class RedisLease(LeaseBackend):
 
     def settle(self, lease: LeaseRef, settlement: Settlement) -> SettleReply:
         # Runs that end at about the same time share a round trip.
-        return self._settlements.ask((lease, settlement), self._opened().call_timeout_ms)
+        return self._settlements.ask((lease, settlement), self._caller.opened().call_timeout_ms)
 
     def _settle_all(
         self, asked: Sequence[tuple[LeaseRef, Settlement]], deadline_ms: int
     ) -> Sequence[Union[SettleReply, StoreRejected]]:
         deadline = Deadline(max(0, deadline_ms - _clock.steady_ms()))
-        with self._linked(self._lanes.settle, deadline) as link:
+        with self._caller.linked(self._lanes.settle, deadline) as link:
             rows = self._call(link, "settle", settle_arguments(asked), deadline)
         answers: list[Union[SettleReply, StoreRejected]] = []
         for (lease, _settlement), (accepted, state, wait_ms, why) in zip(asked, rows):
@@ -195,7 +179,7 @@ class RedisLease(LeaseBackend):
         return answers
 
     def pending(self, jobs: Sequence[str], limit: int) -> Pending:
-        values = [self._opened().instance_id, *sorted(set(jobs))]
+        values = [self._caller.opened().instance_id, *sorted(set(jobs))]
         next_in_ms, unsettled, found = self._ask(self._lanes.timer, "pending", values)
         keys = [RunKey(job.decode(), scheduled_ms) for job, scheduled_ms in found]
         keys.sort(key=lambda key: (key.scheduled_ms, key.job))
@@ -232,7 +216,7 @@ class RedisLease(LeaseBackend):
     @property
     def place(self) -> Place:
         """Where the store is."""
-        return self._place
+        return self._caller.place
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -241,45 +225,17 @@ class RedisLease(LeaseBackend):
 
     def connected(self, deadline: Deadline) -> Link:
         """Return a connection that no call of this object uses; its user closes it."""
-        self._opened()
-        return Link(self._client, self._place, deadline)
+        return self._caller.connected(deadline)
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _opened(self) -> BackendSettings:
-        if self._settings is None:
-            message = f"{self._label} is closed"
-            raise StoreUnavailable(message)
-        return self._settings
-
-    def _deadline(self) -> Deadline:
-        return Deadline(self._opened().call_timeout_ms)
-
     def _ask(self, lane: Lane[Link], script: str, values: Sequence[object]) -> Any:  # noqa: ANN401
         """Execute a script, in one round trip."""
-        deadline = self._deadline()
-        with self._linked(lane, deadline) as link:
+        deadline = self._caller.deadline()
+        with self._caller.linked(lane, deadline) as link:
             return self._call(link, script, values, deadline)
 
     def _call(self, link: Link, script: str, values: Sequence[object], deadline: Deadline) -> Any:  # noqa: ANN401
         now = "" if self._now_ms is None else self._now_ms()
         # The second one becomes the store's id where there is none yet.
         return link.call(script, self._keys, (now, os.urandom(16).hex(), *values), deadline)
-
-    @contextmanager
-    def _linked(self, lane: Lane[Link], deadline: Deadline) -> Generator[Link, None, None]:
-        """Keep a lane, and give out its connection."""
-        with lane.held(deadline):
-            self._opened()  # not closed while this call waited
-            try:
-                if lane.connection is not None and not lane.connection.is_quiet():
-                    lane.drop()
-                if lane.connection is None:
-                    lane.connection = Link(self._client, self._place, deadline, self._last)
-                yield lane.connection
-            finally:
-                link = lane.connection
-                if link is not None and link.is_sound:
-                    self._last = link.address
-                if self._settings is None or (link is not None and not link.is_sound):
-                    lane.drop()  # closed meanwhile, or suspect

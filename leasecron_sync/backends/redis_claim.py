@@ -82,7 +82,7 @@ class RedisClaim(ClaimBackend):
         if strategy not in STRATEGIES:
             message = f"strategy {strategy!r} is unknown: use one of {', '.join(STRATEGIES)}"
             raise ValueError(message)
-        self._caller = Caller(server, type(self).__name__)
+        self._caller = Caller(server, "RedisClaim")
         self.strategy = strategy
         self._tag = ""
         self._lane: Lane[Link] = Lane(Link.close)

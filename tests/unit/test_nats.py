@@ -25,6 +25,8 @@ from leasecron_sync.backends._nats_place import message_id, place_of_url, stream
 from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.clock import SystemClock
+from leasecron_sync.doctor.examine import examine
+from leasecron_sync.doctor.finding import Finding, Level
 from leasecron_sync.errors import (
     MissingDependency,
     OutcomeUnknown,
@@ -35,11 +37,13 @@ from leasecron_sync.errors import (
 )
 from leasecron_sync.model import ClaimReply, OnceClaim, RunKey, Verdict
 from leasecron_sync.testing.conformance._names import ODD_NAMES
-from tests.services.fixtures import Own
+from tests.services.fixtures import Own, had
 from tests.services.nats import NatsServer
 from tests.services.process import eventually
 from tests.services.proxy import Proxy
 from tests.services.relay import How
+from tests.services.services import Services
+from tests.services.tls import certificate_in, make_certificate
 
 Proxied = Callable[[NatsServer], Proxy]
 
@@ -658,6 +662,28 @@ def test_a_password_is_never_sent_in_the_clear_where_the_url_asks_for_encryption
     assert b"s3cret" not in fake.heard
 
 
+@pytest.mark.parametrize("version", ["2.9", "2.15"])
+def test_an_encrypted_connection_is_used_and_ended(version: str, services: Services) -> None:
+    server = had(lambda: services.new_nats(version))
+    make_certificate(server.home)
+    files = certificate_in(server.home.folder)
+    tls: Any = {"cert_file": str(files.certificate), "key_file": str(files.key)}
+    server.settings.update(tls=tls, user=USER, password=PASSWORD)
+    at = f"tls://{USER}:{PASSWORD}@{server.host}:{server.port}"
+    # The tests' own connection speaks no TLS; the server's log says when it is ready.
+    with mock.patch.object(server, "answers", return_value=True):
+        server.start()
+    with closing(server):
+        backend = NatsClaim(f"{at}?tls_ca={files.ca}")
+        backend.open(BackendSettings("space", "me", 3_000))
+        with closing(backend):
+            assert backend.probe().version
+        stranger = NatsClaim(at)
+        stranger.open(BackendSettings("space", "me", 3_000))
+        with closing(stranger), pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+            stranger.probe()
+
+
 def test_a_peer_that_speaks_something_else_is_no_server() -> None:
     with closing(Fake(info={"what": "\0" * 10})) as fake:
         backend = NatsClaim(f"nats://127.0.0.1:{fake.address[1]}")
@@ -719,6 +745,45 @@ def test_call_1_a_silent_server_ends_every_call_at_its_deadline(
         assert took_ms(backend.close) < 1_500
     between.forward()
     assert ask(bench.open(between.url_of(nats_server.url)), bench.intend()) is Verdict.GRANTED
+
+
+# -- the doctor ------------------------------------------------------------------------------------
+
+
+def found(url: str, space: str) -> dict[str, Finding]:
+    settings = BackendSettings(space, "me", 3_000)
+    return {one.check: one for one in examine(NatsClaim(url), settings)}
+
+
+def test_the_doctor_looks_and_makes_nothing(bench: Bench) -> None:
+    told = found(bench.server.url, bench.space)
+    assert told["stream"].level is Level.NOTE
+    assert told["client"].found.startswith("nats 2")
+    assert bench.stream not in bench.server.streams()
+    bench.open().probe()
+    told = found(bench.server.url, bench.space)
+    assert told["version"].found.startswith("NATS 2.")
+    assert (told["stream"].level, told["stream"].measured) == (Level.OK, {"window_ms": 600_000})
+    assert told["replicas"].level is Level.NOTE
+    assert not {Level.WARNING, Level.PROBLEM} & {one.level for one in told.values()}
+
+
+def test_the_doctor_tells_of_a_stream_that_forgets(bench: Bench) -> None:
+    subjects = [subject_of(bench.stream)]
+    bench.manage("CREATE", {"name": bench.stream, "subjects": subjects, "storage": "memory"})
+    told = found(bench.server.url, bench.space)
+    assert told["stream"].level is Level.PROBLEM
+    assert "not kept in files" in told["stream"].found
+    bench.manage("DELETE")
+
+
+def test_the_doctor_tells_why_nothing_can_be_claimed(own: Own) -> None:
+    server = own.nats(jetstream=False)
+    assert found(server.url, "space")["jetstream"].level is Level.PROBLEM
+    server.stop()
+    assert found(server.url, "space")["reachable"].level is Level.PROBLEM
+    server = own.nats(**denied(publish={"deny": "$JS.API.>"}))
+    assert found(as_alice(server), "space")["rights"].level is Level.PROBLEM
 
 
 # -- threads, forks and the end --------------------------------------------------------------------

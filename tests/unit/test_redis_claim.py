@@ -19,6 +19,8 @@ from leasecron_sync.backends.redis import RedisLease
 from leasecron_sync.backends.redis_claim import STRATEGIES, RedisClaim
 from leasecron_sync.backends.urls import connect
 from leasecron_sync.clock import SystemClock
+from leasecron_sync.doctor.examine import examine
+from leasecron_sync.doctor.finding import Finding, Level
 from leasecron_sync.errors import (
     OutcomeUnknown,
     StoreError,
@@ -395,6 +397,40 @@ def test_claims_and_leases_of_one_namespace_do_not_meet(bench: Bench) -> None:
         assert ask(bench.open(), bench.intend()) is Verdict.GRANTED
         assert list(lease.history(None, 10)) == []
         assert [job.job for job in lease.jobs(10)] == ["job"]
+
+
+# -- the doctor ------------------------------------------------------------------------------------
+
+
+def found(bench: Bench) -> dict[str, Finding]:
+    settings = BackendSettings(bench.space, "me", 3_000)
+    backend = RedisClaim(bench.url, strategy=bench.strategy)
+    return {one.check: one for one in examine(backend, settings)}
+
+
+def test_the_doctor_looks_and_writes_nothing(bench: Bench) -> None:
+    told = found(bench)
+    assert told["rights"].level is Level.OK
+    assert bench.keys() == {}
+    if bench.strategy == "idmp":
+        assert told["idmp"].level is Level.NOTE
+        bench.open().probe()
+        assert found(bench)["idmp"].level is Level.OK
+        bench.do("XCFGSET", bench.key("idmp"), "IDMP-DURATION", 5)
+        assert found(bench)["idmp"].level is Level.PROBLEM
+
+
+def test_the_doctor_tells_that_claims_are_evicted_by_any_policy(own: Own) -> None:
+    server = own.redis8(maxmemory="64mb", maxmemory_policy="volatile-lru")
+    with closing(Bench(server.url, "script")) as bench:
+        told = found(bench)
+        assert told["eviction"].level is Level.PROBLEM
+        assert "volatile-lru" in told["eviction"].found
+
+
+def test_the_doctor_tells_that_a_server_has_no_idempotent_ids(redis_url: str) -> None:
+    with closing(Bench(redis_url, "idmp")) as bench:
+        assert found(bench)["idmp"].level is Level.PROBLEM
 
 
 # -- script ----------------------------------------------------------------------------------------

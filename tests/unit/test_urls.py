@@ -118,8 +118,8 @@ def test_a_redis_url_names_a_server(
 ) -> None:
     backend = connect(url)
     assert isinstance(backend, RedisLease)
-    assert backend._place.addresses == addresses
-    assert backend._place.options == options
+    assert backend.place.addresses == addresses
+    assert backend.place.options == options
     assert repr(backend) == f"RedisLease({hide_credentials(url)!r})"
 
 
