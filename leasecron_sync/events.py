@@ -48,9 +48,10 @@ class Event:
         count: How many runs a ``run_missed`` stands for.
         first_time: Scheduled time of the oldest of several missed runs.
         at_least: True when ``count`` is where counting stopped.
-        delay_ms: Until the retry (``run_retried``), the skew (``skew_found``), or how long the outage
-            was (``store_back``).
-        error: What the handler raised (``run_failed``, ``run_retried``), or the store (``store_down``).
+        delay_ms: Until the retry (``run_retried``), the skew (``skew_found``), or how long the
+            outage was (``store_back``).
+        error: What the handler raised (``run_failed``, ``run_retried``), or the store's error
+            (``store_down``).
     """
 
     name: EventName
@@ -65,7 +66,6 @@ class Event:
     at_least: bool = False
     delay_ms: Optional[int] = None
     error: Optional[BaseException] = None
-
 
     @property
     def sentence(self) -> str:

@@ -32,7 +32,7 @@ from typing import (
 from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.urls import connect
 from leasecron_sync.clock import Clock, SystemClock
-from leasecron_sync.engine.host import reset_after_fork
+from leasecron_sync.engine.host import block_ending_signals, reset_after_fork
 from leasecron_sync.engine.job import Job, name_of, takes_run
 from leasecron_sync.engine.lifecycle import Lifecycle, State, check_window
 from leasecron_sync.errors import SchedulerStateError
@@ -607,7 +607,11 @@ class Scheduler(Generic[B_co]):
             ValueError: There is no such event.
             TypeError: The listener can't be called.
         """
-        self._hub.on(event, listener)
+        signals_come = block_ending_signals()  # not to the thread that may be started here
+        try:
+            self._hub.on(event, listener)
+        finally:
+            signals_come()
 
     def status(self) -> Status:
         """Return what this scheduler knows of itself, without asking the store."""

@@ -99,6 +99,23 @@ class Loop(asyncio.SelectorEventLoop):
         self._connections.add(made[0])
         return made
 
+    async def start_tls(
+        self,
+        transport: Any,  # noqa: ANN401 - see the base class
+        protocol: Any,  # noqa: ANN401 - likewise
+        *args: Any,  # noqa: ANN401 - likewise
+        **kwargs: Any,  # noqa: ANN401 - likewise
+    ) -> Any:  # noqa: ANN401 - likewise
+        ended = protocol.eof_received
+
+        def eof_received() -> None:
+            # The client's protocol was not made for TLS: it asks to be kept open, which cannot be
+            # had there, and asyncio would warn of that at the end of each connection.
+            ended()
+
+        protocol.eof_received = eof_received
+        return await super().start_tls(transport, protocol, *args, **kwargs)
+
     def end_connections(self) -> None:
         """End the connections, whatever is left to be sent; a client may have forgotten one."""
         for transport in list(self._connections):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
+import signal
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Protocol
+from contextlib import suppress
+from typing import Any, Callable, Final, Protocol
 
 from leasecron_sync.engine.caller import import_late_ones
 from leasecron_sync.errors import SchedulerStateError
@@ -138,8 +141,8 @@ def defer_to_workers(start: Callable[[], None]) -> bool:
     Raises:
         SchedulerStateError: uWSGI runs without threads, so nothing would ever run.
     """
-    uwsgi: Any = sys.modules.get("uwsgi")
-    if uwsgi is None or not hasattr(uwsgi, "opt"):
+    uwsgi = _uwsgi()
+    if uwsgi is None:
         return False
     options = uwsgi.opt
     if not any(_is_set(options, name) for name in ("enable-threads", "threads")):
@@ -147,6 +150,10 @@ def defer_to_workers(start: Callable[[], None]) -> bool:
         raise SchedulerStateError(message)
     if uwsgi.worker_id() != 0:
         return False
+    # It takes the only hook for itself when it is imported, so it is imported before that. It may
+    # be missing, and it refuses a uWSGI without a master by a bare Exception.
+    with suppress(Exception):
+        importlib.import_module("uwsgidecorators")
     before = getattr(uwsgi, "post_fork_hook", None)
 
     def after_fork() -> None:
@@ -156,6 +163,39 @@ def defer_to_workers(start: Callable[[], None]) -> bool:
 
     uwsgi.post_fork_hook = after_fork
     return True
+
+
+_ENDING: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+"""Signals that end a worker of uWSGI."""
+
+
+def block_ending_signals() -> Callable[[], None]:
+    """Under uWSGI, keep the signals that end a worker from this thread, and from those it starts.
+
+    A worker of uWSGI ends the interpreter inside its handler of the signal, in whichever thread
+    that runs. In a thread of the scheduler it would hang, and in the middle of a stop a second one
+    would cut that short: a service manager signals every process, and so does uWSGI's master.
+
+    Returns:
+        What lets them come again.
+    """
+    if _uwsgi() is None:
+        return _nothing
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+    def undo() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    return undo
+
+
+def _nothing() -> None:
+    """Undo what was not done."""
+
+
+def _uwsgi() -> Any:  # noqa: ANN401 - a module that exists only inside uWSGI
+    uwsgi = sys.modules.get("uwsgi")
+    return uwsgi if hasattr(uwsgi, "opt") else None
 
 
 def _is_set(options: dict[Any, Any], name: str) -> bool:

@@ -20,27 +20,25 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
 from enum import Enum
 from typing import Callable, NamedTuple, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend, LeaseBackend
 from leasecron_sync.clock import Clock
 from leasecron_sync.engine.context import TIMER_LANE, Context
+from leasecron_sync.engine.greenlets import refuse_other_threads, tell_of_greenlets
 from leasecron_sync.engine.host import (
+    block_ending_signals,
     call_at_exit,
     defer_to_workers,
     end_forked_thread,
     exit_end_ms,
 )
 from leasecron_sync.engine.job import Job
+from leasecron_sync.engine.loop import join_all
 from leasecron_sync.engine.runtime import LiveRun, Runtime
 from leasecron_sync.engine.started import Started, spawn
-from leasecron_sync.errors import (
-    SchedulerStateError,
-    StoreError,
-    StoreUnsupported,
-)
+from leasecron_sync.errors import SchedulerStateError, StoreError, StoreUnsupported
 from leasecron_sync.events import EventHub
 from leasecron_sync.options import EXIT_STOP_S, SchedulerOptions
 from leasecron_sync.run import moment
@@ -111,7 +109,8 @@ class Lifecycle:
         """Start, or leave it to uWSGI's workers.
 
         Raises:
-            SchedulerStateError: It is started already, or no thread can be started.
+            SchedulerStateError: It is started already, or no thread can be started, or threads are
+                not what they were.
             StoreUnsupported: The store can't do what is asked of it.
             MissingDependency: The backend's client package is not installed.
             ValueError: The claim window is longer than the backend can keep.
@@ -119,12 +118,14 @@ class Lifecycle:
         self._refuse_unless_stopped()  # at once, not when a stop under way is through
         with self._lock:
             self._refuse_unless_stopped()
+            refuse_other_threads()
             if defer_to_workers(lambda: self.start(jobs)):
                 return
             self.state = State.STARTING
             self._stop_asked = False
             # Before the threads: the interpreter may end while this is under way.
             self._cancel_exit = call_at_exit(self._at_exit)
+            signals_come = block_ending_signals()  # not to the threads that are started here
             try:
                 self._start(jobs)
             except BaseException:
@@ -132,6 +133,8 @@ class Lifecycle:
                 self._cancel_exit()
                 self._backend.close()
                 raise
+            finally:
+                signals_come()
             self.stopped.clear()
             self.state = State.RUNNING
             _running.add(self)
@@ -185,6 +188,7 @@ class Lifecycle:
             self._backend,
             len(jobs),
         )
+        tell_of_greenlets()
 
     def _probe(self, context: Context) -> None:
         """Ask the store once; what time may mend is an outage that begins here."""
@@ -284,14 +288,14 @@ class Lifecycle:
         loops = [loop.thread for loop in started.threads()]
         settling = [live.thread for live in left if live.done and live.thread is not None]
         threads = [*loops, *settling, *self.runtime.ending()]
-        _join(threads, self._clock, end_ms)
+        join_all(threads, self._clock, end_ms)
         left_ms = max(100, end_ms - self._clock.steady_ms())
         self._hub.stop(min(grace.join_ms, left_ms) / 1000)
         try:
             self._backend.close()
         except Exception:
             _logger.exception("closing the backend failed")
-        for thread in _join(threads, self._clock, self._clock.steady_ms() + grace.closed_ms):
+        for thread in join_all(threads, self._clock, self._clock.steady_ms() + grace.closed_ms):
             _logger.warning("a thread is still in a call thread=%r", thread.name)
         _logger.info("scheduler stopped instance=%s left_behind=%d", instance_id, len(left))
 
@@ -328,6 +332,7 @@ class Lifecycle:
             _logger.debug("no thread for stopping error=%r", str(error))
 
     def _at_exit(self) -> None:
+        block_ending_signals()  # for good: the process is ending already
         end_ms = exit_end_ms(self._clock.steady_ms(), round(EXIT_STOP_S * 1000))
         for other in list(_running):
             # The time is the same for all of them, so all of them begin now.
@@ -368,16 +373,6 @@ class Lifecycle:
 
 
 _running: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
-
-
-def _join(
-    threads: Sequence[threading.Thread], clock: Clock, end_ms: int
-) -> Sequence[threading.Thread]:
-    """Wait for the end of threads; return those that have not ended."""
-    others = [thread for thread in threads if thread is not threading.current_thread()]
-    for thread in others:
-        thread.join(max(0, end_ms - clock.steady_ms()) / 1000)
-    return [thread for thread in others if thread.is_alive()]
 
 
 def _nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Callable, Optional
 
 from leasecron_sync.clock import Clock
@@ -75,3 +76,13 @@ class LoopThread:
         except Exception:
             _logger.exception("a step failed thread=%r", self.thread.name)
             return AFTER_ERROR_MS
+
+
+def join_all(
+    threads: Sequence[threading.Thread], clock: Clock, end_ms: int
+) -> Sequence[threading.Thread]:
+    """Wait for the end of threads; return those that have not ended."""
+    others = [thread for thread in threads if thread is not threading.current_thread()]
+    for thread in others:
+        thread.join(max(0, end_ms - clock.steady_ms()) / 1000)
+    return [thread for thread in others if thread.is_alive()]

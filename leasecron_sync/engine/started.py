@@ -9,6 +9,7 @@ from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.context import Context
+from leasecron_sync.engine.greenlets import have_changed
 from leasecron_sync.engine.heartbeat import HeartbeatLoop
 from leasecron_sync.engine.host import end_forked_thread, is_ending
 from leasecron_sync.engine.job import Job
@@ -57,7 +58,14 @@ class Started:
                 "claimed here instance=%s",
                 self.context.instance_id,
             )
-        if self._no_more_threads or ending:
+        replaced = have_changed()
+        if replaced and not stopping.is_set():
+            _logger.error(
+                "gevent has replaced Python's threads after the start, nothing more is claimed "
+                "here: call gevent.monkey.patch_all() first of all instance=%s",
+                self.context.instance_id,
+            )
+        if self._no_more_threads or ending or replaced:
             # What was granted now would find no thread to run in, or no time to run.
             stopping.set()
         return self.timer.step()

@@ -67,10 +67,11 @@ THIRD_PARTY = {
     "psycopg2": "backends.postgres",
     "pika": "backends.rabbitmq",
     "nats": "backends.nats",
+    "uwsgidecorators": "engine.host",
     "pytest": "testing.conformance",
 }
 # Imported by these only inside functions, so that the package can be imported without it.
-LATE = {"croniter", "tenacity", "redis", "psycopg2", "pika", "nats"}
+LATE = {"croniter", "tenacity", "redis", "psycopg2", "pika", "nats", "uwsgidecorators"}
 
 # Modules that use something of ``time`` that is not a clock.
 NO_CLOCK = {"cli.run": "gmtime"}  # turns the time of a log record into a date
