@@ -20,13 +20,18 @@ class Ear:
         self.clock = ManualClock()
         self.told: list[str] = []
         self.skews: list[int] = []
+        self.outages_ms: list[int] = []
         self.caller = Caller(
             self.clock,
             rounds=frozenset({"timer"}),
             on_down=lambda _error: self.told.append("down"),
-            on_back=lambda: self.told.append("back"),
+            on_back=self.back,
             on_skew=self.skews.append,
         )
+
+    def back(self, outage_ms: int) -> None:
+        self.told.append("back")
+        self.outages_ms.append(outage_ms)
 
     def fail(self, lane: str, error: BaseException) -> None:
         def work() -> None:
@@ -48,10 +53,13 @@ def test_an_outage_is_told_once_at_each_end_however_many_lanes_meet_it() -> None
         ear.fail("heartbeat", DOWN)
         ear.fail("settle", DOWN)
     assert ear.caller.down_since_ms == ear.clock.now_ms()
+    ear.clock.advance(7_000)
+    ear.clock.step(-MINUTE)
     ear.answer("heartbeat")
     assert ear.told == ["down"]
     ear.answer("settle")
     assert ear.told == ["down", "back"]
+    assert ear.outages_ms == [7_000]  # by the steady clock
     assert ear.caller.down_since_ms is None
     assert ear.caller.back_at_ms == ear.clock.steady_ms()
 

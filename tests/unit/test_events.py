@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from leasecron_sync.errors import StoreRejected, StoreUnavailable
 from leasecron_sync.events import EVENT_NAMES, Event, EventHub, EventName
 
 WHEN = datetime(2024, 3, 10, 2, 30, tzinfo=timezone.utc)
@@ -343,6 +344,18 @@ def test_names_and_reasons_cannot_break_a_line(
 ) -> None:
     item = Event("run_failed", "i-1", job="a\nb", reason="two\nlines")
     assert "\n" not in logged(hub, item, caplog)[1]
+
+
+def test_a_store_that_refuses_is_not_told_as_one_that_is_silent(
+    hub: EventHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = StoreRejected("permission denied for table leasecron_run")
+    for error in (refusal, StoreUnavailable("no answer in time")):
+        hub.emit(Event("store_down", "i-1", reason=str(error), error=error))
+    refused, silent = caplog.messages
+    assert refused.startswith("store refuses what is asked, nothing new is started reason='perm")
+    assert silent.startswith("store does not answer, nothing new is started reason='no answer")
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_the_error_of_a_handler_is_logged_with_its_traceback(
