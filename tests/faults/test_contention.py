@@ -16,9 +16,9 @@ from typing import Callable, TypeVar
 
 import pytest
 
-from leasecron_sync.backends.base import BackendSettings
+from leasecron_sync.backends.base import BackendSettings, ClaimBackend
 from leasecron_sync.backends.urls import connect_claim, connect_lease
-from leasecron_sync.model import JobStamp, LeaseClaim, OnceClaim, OnOverlap, RunKey
+from leasecron_sync.model import JobStamp, LeaseClaim, OnceClaim, OnOverlap, RunKey, Verdict
 from tests.faults.contention import Claim, Rounds, Seat, play
 from tests.faults.processes import LONG
 from tests.services.fixtures import had
@@ -85,11 +85,20 @@ def claim_rounds(seat: Seat) -> Iterator[Rounds]:
                 decision_id=uuid.uuid4().hex,
                 window_ms=WINDOW_MS,
             )
-            return lambda: backend.claim([claim])[0].verdict.value
+            return lambda: answered(backend, claim)
 
         yield prepare
     finally:
         backend.close()
+
+
+def answered(backend: ClaimBackend, claim: OnceClaim) -> str:
+    """Claim, and again while it could not be asked, as instances do; return the verdict."""
+    for _ in range(10):
+        [reply] = backend.claim([claim])
+        if reply.verdict is not Verdict.DEFERRED:
+            break
+    return reply.verdict.value
 
 
 @pytest.fixture(params=STORES)
@@ -147,7 +156,7 @@ def test_eight_processes_that_claim_a_run_have_one_winner(
 ) -> None:
     rounds = 500 if LONG else 25
     found = play(claim_rounds, mechanisms(services), namespace, processes=8, rounds=rounds)
-    assert len(found) == (10 if LONG else 5)
+    assert len(found) == (11 if LONG else 5)
     for name, played in found.items():
         assert len(played) == rounds
         for number, answers in enumerate(played):

@@ -133,6 +133,39 @@ def test_runs_are_executed_renewed_and_handed_over_in_greenlets(url: str, namesp
 
 @pytest.mark.timeout(90)
 @needs("gevent")
+@pytest.mark.parametrize("kind", ["nats", "rabbitmq", "redis"])
+def test_claims_are_made_in_greenlets_and_hold_up_no_other(
+    kind: str, services: Services, namespace: str
+) -> None:
+    url = had(getattr(services, kind)).url
+    out = run(
+        """
+        import gevent
+        turns, done = [], []
+
+        def turn():
+            while True:
+                turns.append(time.monotonic())
+                gevent.sleep(0.01)
+
+        scheduler = Scheduler(connect_claim(sys.argv[1]), namespace=sys.argv[2])
+        scheduler.add_job(lambda: done.append(len(turns)), every(seconds=1), name="job")
+        gevent.spawn(turn)
+        scheduler.start()
+        assert eventually(lambda: len(done) >= 3)
+        problems = scheduler.status().problems
+        scheduler.stop(5)
+        names = [thread.name for thread in threading.enumerate() if "leasecron" in thread.name]
+        print("RESULT", problems, names, done[-1] - done[0] > 20)
+        """,
+        f"{url}?strategy=script" if kind == "redis" else url,
+        namespace,
+    )
+    assert "RESULT [] [] True" in out
+
+
+@pytest.mark.timeout(90)
+@needs("gevent")
 def test_a_process_in_greenlets_hands_over_when_it_ends_without_a_stop(tmp_path: Path) -> None:
     out = run(
         """
