@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Generic, NamedTuple, Optional, TypeVar
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.model import (
@@ -26,7 +26,9 @@ from leasecron_sync.model import (
 )
 from scripts._bench_crew import BenchError, crew_of
 from scripts._bench_instance import Work
-from scripts._bench_store import Floor, Store
+from scripts._bench_store import AnyStore, Floor, Store
+
+S_co = TypeVar("S_co", bound=AnyStore, covariant=True)
 
 LEASE_MS = 600_000
 FINISHED = Settlement(Outcome.FINISHED)
@@ -51,6 +53,7 @@ class Scale:
     many_step_s: int = 60
     trials: int = 20
     lease_ms: int = 1_000
+    gates: tuple[int, ...] = (0, 1_000, 5_000, 10_000)
 
 
 class Figure(NamedTuple):
@@ -73,7 +76,8 @@ class Figure(NamedTuple):
     note: str = ""
 
 
-class Told(NamedTuple):
+@dataclass(frozen=True)
+class Told(Generic[S_co]):
     """What a measurement is given.
 
     Attributes:
@@ -83,7 +87,7 @@ class Told(NamedTuple):
         progress: Takes a line for a person who waits.
     """
 
-    store: Store
+    store: S_co
     scale: Scale
     namespace: str
     progress: Callable[[str], None]
@@ -176,7 +180,7 @@ def compared(name: str, timing: Timing, note: str, wanted: str = "") -> Figure:
     return Figure(name, value, f"{count / floor:,.0f} a second", ratio, wanted, note)
 
 
-def measure_singles(told: Told) -> list[Figure]:
+def measure_singles(told: Told[Store]) -> list[Figure]:
     """Claims and settlements one by one."""
     scale, count = told.scale, told.scale.singles
     jobs = [f"single {number}" for number in range(count)]
@@ -223,7 +227,7 @@ class _Batches(NamedTuple):
     made: list[int]
 
 
-def measure_batches(told: Told) -> list[Figure]:
+def measure_batches(told: Told[Store]) -> list[Figure]:
     """A batch of runs that are due together, and the renewal of their leases."""
     count = told.scale.batch
     with told.store.floor() as floor, closing(told.store.opened(told.namespace)) as backend:
@@ -255,7 +259,7 @@ def measure_batches(told: Told) -> list[Figure]:
         return figures
 
 
-def _batches(told: Told, floor: Floor, backend: LeaseBackend) -> _Batches:
+def _batches(told: Told[Store], floor: Floor, backend: LeaseBackend) -> _Batches:
     scale, count = told.scale, told.scale.batch
     times = _Batches([], [], [], [], [], [], [])
     jobs = [f"batch {number}" for number in range(count)]
@@ -293,7 +297,7 @@ def _batches(told: Told, floor: Floor, backend: LeaseBackend) -> _Batches:
     return times
 
 
-def measure_history(told: Told) -> list[Figure]:
+def measure_history(told: Told[Store]) -> list[Figure]:
     """Claims of a job with a long history against claims of a job with none."""
     scale, job = told.scale, "history"
     twin = told.store.empty_twin()
@@ -323,7 +327,7 @@ def measure_history(told: Told) -> list[Figure]:
     ]
 
 
-def _full_and_empty(told: Told, twin: Store, job: str) -> list[tuple[float, float]]:
+def _full_and_empty(told: Told[Store], twin: Store, job: str) -> list[tuple[float, float]]:
     scale = told.scale
     rounds_s = []
     with (
@@ -345,7 +349,7 @@ def _full_and_empty(told: Told, twin: Store, job: str) -> list[tuple[float, floa
     return rounds_s
 
 
-def measure_start(told: Told) -> list[Figure]:
+def measure_start(told: Told[Store]) -> list[Figure]:
     """Time and memory of an instance with many jobs."""
     work = Work(told.store.url, told.namespace, told.scale.many)
     with crew_of(1, work) as crew:

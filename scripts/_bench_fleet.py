@@ -12,6 +12,7 @@ from typing import Callable
 from scripts._bench_crew import BenchError, Crew, Member, Start, crew_of
 from scripts._bench_figures import Figure, Told, percentile
 from scripts._bench_instance import Work
+from scripts._bench_store import AnyStore
 
 SHORTEST_LEAD_S = 0.5
 """Instances that are ready later than this before their runs are due may have missed some."""
@@ -44,7 +45,7 @@ def shares(starts: list[Start], instances: int) -> str:
     return " + ".join(f"{counts[number]:,}" for number in range(instances))
 
 
-def measure_delay(told: Told) -> list[Figure]:
+def measure_delay(told: Told[AnyStore]) -> list[Figure]:
     """How long after its scheduled time a handler starts, with jobs every second."""
     scale = told.scale
     work = Work(told.store.url, told.namespace, scale.each_second)
@@ -75,7 +76,7 @@ def measure_delay(told: Told) -> list[Figure]:
     ]
 
 
-def _each_second(told: Told, work: Work) -> tuple[Crew, list[float], str]:
+def _each_second(told: Told[AnyStore], work: Work) -> tuple[Crew, list[float], str]:
     scale = told.scale
     with crew_of(scale.instances, work) as crew:
         crew.start("every 1")
@@ -88,7 +89,7 @@ def _each_second(told: Told, work: Work) -> tuple[Crew, list[float], str]:
     return crew, [start.delay_ms for start in starts], shares(starts, scale.instances)
 
 
-def measure_together(told: Told) -> list[Figure]:
+def measure_together(told: Told[AnyStore]) -> list[Figure]:
     """Runs that are due at one instant."""
 
     def schedule_of(due_s: int) -> str:
@@ -98,7 +99,7 @@ def measure_together(told: Told) -> list[Figure]:
     return _at_one_instant(told, scale.together, scale.lead_s, 1, schedule_of)
 
 
-def measure_many(told: Told) -> list[Figure]:
+def measure_many(told: Told[AnyStore]) -> list[Figure]:
     """Many jobs of one minute, by a cron expression."""
 
     def schedule_of(due_s: int) -> str:
@@ -110,7 +111,7 @@ def measure_many(told: Told) -> list[Figure]:
 
 
 def _at_one_instant(
-    told: Told, count: int, lead_s: int, step_s: int, schedule_of: Callable[[int], str]
+    told: Told[AnyStore], count: int, lead_s: int, step_s: int, schedule_of: Callable[[int], str]
 ) -> list[Figure]:
     """Let runs fall due at one instant, far enough ahead for all instances to be ready."""
     for number in range(TRIES):
@@ -132,7 +133,7 @@ def _at_one_instant(
     raise BenchError(message)
 
 
-def _figures(told: Told, crew: Crew, starts: list[Start], count: int) -> list[Figure]:
+def _figures(told: Told[AnyStore], crew: Crew, starts: list[Start], count: int) -> list[Figure]:
     instances = told.scale.instances
     head = f"{count:,} runs due at one instant on {instances} instances"
     lasts = [
@@ -155,7 +156,7 @@ def _figures(told: Told, crew: Crew, starts: list[Start], count: int) -> list[Fi
             f"{count:,} runs",
             transactions / count,
             note=f"with those of the start; calls: "
-            f"{', '.join(f'{name} {number:,}' for name, number in calls.items())}",
+            f"{', '.join(f'{name} {number:,}' for name, number in calls.items() if number)}",
         ),
         Figure(
             f"{head}: processor time",
@@ -165,17 +166,17 @@ def _figures(told: Told, crew: Crew, starts: list[Start], count: int) -> list[Fi
     ]
 
 
-def measure_takeover(told: Told) -> list[Figure]:
+def measure_takeover(told: Told[AnyStore]) -> list[Figure]:
     """From a kill of the holder to the start of the handler elsewhere."""
     return [_passage(told, "takeover after a kill", "killed", _pass_on(told, kill=True))]
 
 
-def measure_hand_over(told: Told) -> list[Figure]:
+def measure_hand_over(told: Told[AnyStore]) -> list[Figure]:
     """From a stop of the holder to the start of the handler elsewhere."""
     return [_passage(told, "hand-over by stop()", "stopped", _pass_on(told, kill=False))]
 
 
-def _passage(told: Told, name: str, done: str, taken_ms: list[float]) -> Figure:
+def _passage(told: Told[AnyStore], name: str, done: str, taken_ms: list[float]) -> Figure:
     return Figure(
         f"{name}, lease_ms={told.scale.lease_ms:,}",
         f"p50 {percentile(taken_ms, 0.5):,.0f} ms, p99 {percentile(taken_ms, 0.99):,.0f} ms",
@@ -183,7 +184,7 @@ def _passage(told: Told, name: str, done: str, taken_ms: list[float]) -> Figure:
     )
 
 
-def _pass_on(told: Told, *, kill: bool) -> list[float]:
+def _pass_on(told: Told[AnyStore], *, kill: bool) -> list[float]:
     """Let one run wander from instance to instance; return how long each passage took."""
     scale, taken_ms = told.scale, []
     work = Work(told.store.url, told.namespace, 1, hold=True, lease_ms=scale.lease_ms)

@@ -15,20 +15,22 @@ import resource
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from leasecron_sync import LeaseRun, Scheduler, at, connect_lease, every
-from leasecron_sync.model import JobStamp, JobStanding
+from leasecron_sync import LeaseRun, Run, Scheduler, at, connect, connect_lease, every
+from leasecron_sync.backends.base import ClaimBackend
+from leasecron_sync.model import JobStamp, JobStanding, StoreInfo
 from leasecron_sync.options import MIN_SLICE
 from leasecron_sync.schedule import ScheduleLike
 from scripts._bench_store import count_calls
-from scripts._bench_stores import store_of
+from scripts._bench_stores import any_store_of, store_of
 
 READY_S = 120.0
 STOP_S = 10.0
@@ -71,36 +73,42 @@ def schedule_of(text: str) -> ScheduleLike:
     return text
 
 
-class Instance:
+class Instance(ABC):
     """A scheduler whose handlers note when they started."""
 
     def __init__(self, work: Work) -> None:
         self.starts: list[tuple[str, int, int]] = []
         self._work = work
-        backend = connect_lease(work.url)
-        self._transactions = store_of(work.url).count_transactions(backend)
-        self._calls = count_calls(backend)
-        self._registered = threading.Event()
-        self._names: set[str] = set()
+        self._ready = threading.Event()
         self._processor_s = 0.0
-        self._register = backend.register
-        backend.register = self._noted_register  # type: ignore[method-assign]
-        self._scheduler = Scheduler(backend, namespace=work.namespace, lease_ms=work.lease_ms)
+
+    @property
+    @abstractmethod
+    def _scheduler(self) -> Scheduler[Any]: ...
+
+    @abstractmethod
+    def _calls(self) -> dict[str, int]:
+        """Return how often its store was called, by method."""
+
+    @abstractmethod
+    def _transactions(self) -> int:
+        """Return how many steps its store took."""
+
+    @abstractmethod
+    def _add(self, name: str, schedule: ScheduleLike) -> None:
+        """Add a job."""
 
     def start(self, schedule: ScheduleLike) -> None:
-        """Add the jobs, start, and wait until all of them are registered; tell what it took."""
+        """Add the jobs, start, and wait until the store has met them; tell what it took."""
         work, before_kb = self._work, memory_kb()
         began_s = time.perf_counter()
-        handler = self._hold if work.hold else self._note
         for number in range(work.jobs):
-            self._scheduler.add_job(
-                handler, schedule, name=f"job {number:05d}", max_attempts=1_000, retry_delay_ms=0
-            )
+            self._add(f"job {number:05d}", schedule)
         added_s = time.perf_counter()
         self._scheduler.start()
         started_s = time.perf_counter()
-        if not self._registered.wait(READY_S):
-            message = f"the jobs were not registered within {READY_S:.0f} s"
+        if not self._ready.wait(READY_S):
+            message = f"the store was not ready within {READY_S:.0f} s"
             raise TimeoutError(message)
         tell(
             "ready",
@@ -118,26 +126,83 @@ class Instance:
         tell(
             "end",
             starts=self.starts,
-            calls=dict(self._calls),
+            calls=self._calls(),
             transactions=self._transactions(),
             processor_s=processor_s,
         )
+
+    def _note(self, run: Run) -> None:
+        at_ns = time.time_ns()
+        self.starts.append((run.job, round(run.scheduled_time.timestamp() * 1000), at_ns))
+
+
+class LeaseInstance(Instance):
+    """One with leases; it is ready when all of its jobs are registered."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        backend = connect_lease(work.url)
+        self._made = store_of(work.url).count_transactions(backend)
+        self._counted = count_calls(backend)
+        self._names: set[str] = set()
+        self._register = backend.register
+        backend.register = self._noted_register  # type: ignore[method-assign]
+        self._leases = Scheduler(backend, namespace=work.namespace, lease_ms=work.lease_ms)
+
+    @property
+    def _scheduler(self) -> Scheduler[Any]:
+        return self._leases
+
+    def _calls(self) -> dict[str, int]:
+        return dict(self._counted)
+
+    def _transactions(self) -> int:
+        return self._made()
+
+    def _add(self, name: str, schedule: ScheduleLike) -> None:
+        handler = self._hold if self._work.hold else self._note
+        self._leases.add_job(handler, schedule, name=name, max_attempts=1_000, retry_delay_ms=0)
 
     def _noted_register(self, jobs: Sequence[JobStamp]) -> Sequence[JobStanding]:
         answers = self._register(jobs)
         self._names.update(stamp.job for stamp in jobs)
         if len(self._names) == self._work.jobs:
-            self._registered.set()
+            self._ready.set()
         return answers
-
-    def _note(self, run: LeaseRun) -> None:
-        at_ns = time.time_ns()
-        self.starts.append((run.job, round(run.scheduled_time.timestamp() * 1000), at_ns))
 
     def _hold(self, run: LeaseRun) -> None:
         tell("start", at_ns=time.time_ns(), attempt=run.attempt)
         while True:
             run.wait(60)
+
+
+class ClaimInstance(Instance):
+    """One with claims; it is ready when it has met its store, since nothing is registered."""
+
+    def __init__(self, work: Work, backend: ClaimBackend) -> None:
+        super().__init__(work)
+        self._counted = count_calls(backend)
+        self._probe = backend.probe
+        backend.probe = self._noted_probe  # type: ignore[method-assign]
+        self._claims = Scheduler(backend, namespace=work.namespace)
+
+    @property
+    def _scheduler(self) -> Scheduler[Any]:
+        return self._claims
+
+    def _calls(self) -> dict[str, int]:
+        return dict(self._counted)
+
+    def _transactions(self) -> int:
+        return self._counted["claim"]
+
+    def _add(self, name: str, schedule: ScheduleLike) -> None:
+        self._claims.add_job(self._note, schedule, name=name)
+
+    def _noted_probe(self) -> StoreInfo:
+        found = self._probe()
+        self._ready.set()
+        return found
 
 
 class RawInstance:
@@ -150,7 +215,7 @@ class RawInstance:
     def __init__(self, work: Work) -> None:
         self.starts: list[tuple[str, int, int]] = []
         self._work = work
-        winners = store_of(work.url).make_winners()
+        winners = any_store_of(work.url).make_winners()
         assert winners is not None
         self._winners = winners
         self._jobs = [f"job {number:05d}" for number in range(work.jobs)]
@@ -203,10 +268,19 @@ def tell(what: str, **fields: Any) -> None:  # noqa: ANN401 - whatever JSON can 
         sys.stdout.buffer.flush()
 
 
+def instance_of(work: Work) -> Union[Instance, RawInstance]:
+    if work.raw:
+        return RawInstance(work)
+    backend = connect(work.url)
+    return (
+        ClaimInstance(work, backend) if isinstance(backend, ClaimBackend) else LeaseInstance(work)
+    )
+
+
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     (argument,) = sys.argv[1:] if arguments is None else arguments
     work = Work(**json.loads(argument))
-    instance = RawInstance(work) if work.raw else Instance(work)
+    instance = instance_of(work)
     tell("up")
     schedule = sys.stdin.readline().strip()
     if not schedule:  # the parent has ended

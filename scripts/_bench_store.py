@@ -1,4 +1,8 @@
-"""What bench.py needs to know of a kind of store: its floor, its transactions, a long history."""
+"""What bench.py needs to know of a kind of store: its floor, its transactions, a long history.
+
+What holds for leases and claims alike is in ``AnyStore``; claims have ``ClaimStore`` in a module of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Callable, ClassVar, Optional
 
 from leasecron_sync import connect_lease
-from leasecron_sync.backends.base import BackendSettings, LeaseBackend
+from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.backends.urls import hide_credentials
 
 CALLS = ("register", "claim", "settle", "renew", "pending", "states", "prune", "probe")
@@ -57,11 +61,14 @@ class Winners(ABC):
         """Leave no connection behind."""
 
 
-class Store:
+class AnyStore(ABC):
     """A store that instances of one or several processes share.
 
     Args:
-        url: What ``connect_lease`` takes.
+        url: What ``connect`` takes.
+
+    Attributes:
+        known: Facts of it that it cannot be asked for.
     """
 
     between_processes: ClassVar[bool] = True
@@ -69,13 +76,32 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.known: dict[str, str] = {}
 
     def __str__(self) -> str:
         """Show the URL without credentials."""
         return hide_credentials(self.url)
 
+    @abstractmethod
     def facts(self) -> dict[str, str]:
         """Return what a reader of the figures should know of it."""
+
+    def make_winners(self) -> Optional[Winners]:
+        """Return what the smallest program would decide by, if this kind has that here."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most have made nothing
+        """Remove what was made for the figures alone."""
+
+
+class Store(AnyStore):
+    """A store of leases.
+
+    Args:
+        url: What ``connect_lease`` takes.
+    """
+
+    def facts(self) -> dict[str, str]:
         with closing(self.opened("bench-facts")) as backend:
             return {"store": backend.probe().version}
 
@@ -98,10 +124,6 @@ class Store:
         """Return its floor, if its kind has one here."""
         return Floor()
 
-    def make_winners(self) -> Optional[Winners]:
-        """Return what the smallest program would decide by, if this kind has that here."""
-        return None
-
     def fill(self, namespace: str, job: str, count: int) -> bool:
         """Copy a job's only settled record to as many earlier scheduled times, if it can."""
         del namespace, job, count
@@ -122,11 +144,8 @@ class Store:
         calls = count_calls(backend)
         return lambda: sum(calls.values())
 
-    def close(self) -> None:
-        """Remove what was made for the figures alone."""
 
-
-def count_calls(backend: LeaseBackend) -> Counter[str]:
+def count_calls(backend: Backend) -> Counter[str]:
     """Count the calls of a backend from now on, by method."""
     calls: Counter[str] = Counter()
 
@@ -138,5 +157,7 @@ def count_calls(backend: LeaseBackend) -> Counter[str]:
         return call
 
     for name in CALLS:
+        if not hasattr(backend, name):  # a claim backend has some of them only
+            continue
         setattr(backend, name, counted(name, getattr(backend, name)))
     return calls

@@ -2,18 +2,20 @@
 """Measure leasecron_sync beside the raw store, and print a table.
 
 scripts/bench.py [URL ...]          a temporary SQLite file when no URL is given
-    --services                      that file, and new servers: each PostgreSQL, Redis and Valkey
-                                    that this machine has, one after the other
+    --services                      that file, and new servers, one after the other: for leases each
+                                    PostgreSQL, Redis and Valkey that this machine has, and for each
+                                    way to claim the newest server
     --only NAME                     one measurement; may be repeated
     --quick                         half a minute: shows that it works, the figures say little
     --json FILE                     write the figures to a file as well
 
-A URL is what connect_lease() takes, such as sqlite:///bench.db. Use a store made for the purpose:
-records of runs stay in it, in namespaces of their own. Everything takes about four minutes a store,
-and deserves a machine with nothing else to do. The servers of --services have their own defaults
-(PostgreSQL forces what it was told to the disk, Redis and Valkey make a snapshot now and then) and
-are removed. The status is 1 when a run was executed twice or not at all, an instance failed, or a
-server could not be started.
+A URL is what connect() takes, such as sqlite:///bench.db for leases or nats://localhost for claims.
+Use a store made for the purpose: records of runs stay in it, in namespaces of their own. Everything
+takes about four minutes a store, and deserves a machine with nothing else to do. What makes no
+sense for claims is measured with leases only, and the cost of gates with RabbitMQ only. The servers
+of --services have their own defaults (PostgreSQL forces what it was told to the disk, Redis and
+Valkey make a snapshot now and then), keep their data on the disk, and are removed. The status is 1
+when a run was executed twice or not at all, an instance failed, or a server could not be started.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from typing import Any, Callable, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout
 
 from leasecron_sync import LeasecronError
+from scripts import _bench_claims as claims
+from scripts._bench_claim_stores import ClaimStore
 from scripts._bench_crew import BenchError
 from scripts._bench_figures import (
     Figure,
@@ -50,9 +54,10 @@ from scripts._bench_fleet import (
     measure_takeover,
     measure_together,
 )
+from scripts._bench_gates import measure_gates
 from scripts._bench_sqlite import TemporarySQLite
-from scripts._bench_store import Store
-from scripts._bench_stores import store_of
+from scripts._bench_store import AnyStore, Store
+from scripts._bench_stores import any_store_of
 from scripts._environment import use_environment
 
 QUICK = Scale(
@@ -71,8 +76,9 @@ QUICK = Scale(
     many_step_s=1,
     trials=2,
     lease_ms=500,
+    gates=(0, 100, 300),
 )
-MEASUREMENTS: dict[str, Callable[[Told], list[Figure]]] = {
+MEASUREMENTS: dict[str, Callable[[Told[Store]], list[Figure]]] = {
     "singles": measure_singles,
     "batches": measure_batches,
     "history": measure_history,
@@ -83,7 +89,26 @@ MEASUREMENTS: dict[str, Callable[[Told], list[Figure]]] = {
     "takeover": measure_takeover,
     "hand-over": measure_hand_over,
 }
-Place = Callable[[], AbstractContextManager[Store]]
+"""Of leases."""
+
+CLAIM_MEASUREMENTS: dict[str, Callable[[Told[ClaimStore]], list[Figure]]] = {
+    "singles": claims.measure_singles,
+    "batches": claims.measure_batches,
+    "lost": claims.measure_lost,
+    "delay": measure_delay,
+    "together": measure_together,
+    "gates": measure_gates,
+}
+ALL = tuple(dict.fromkeys([*MEASUREMENTS, *CLAIM_MEASUREMENTS]))
+OF_LEASES = {
+    "history": "a claim leaves no record of its run",
+    "start": "nothing is registered with a claim",
+    "many": "of leases; together tells how claims fare",
+    "takeover": "nobody takes over a run that was claimed",
+    "hand-over": "a claim cannot be handed over",
+}
+OF_CLAIMS = {"lost": "of claims", "gates": "RabbitMQ has them"}
+Place = Callable[[], AbstractContextManager[AnyStore]]
 BETWEEN_PROCESSES = ("start", "delay", "together", "many", "takeover", "hand-over")
 NAME_WIDTH = 46
 NOTE_WIDTH = 96
@@ -100,20 +125,46 @@ def machine() -> dict[str, str]:
     }
 
 
-def measure(store: Store, names: Sequence[str], scale: Scale) -> list[tuple[str, Figure]]:
+def names_of(store: AnyStore, only: Optional[Sequence[str]]) -> list[str]:
+    """Return what is measured on a store: what was asked for, or what its kind has."""
+    if only:
+        return [name for name in ALL if name in only]
+    if not isinstance(store, ClaimStore):
+        return [*MEASUREMENTS]
+    return [name for name in CLAIM_MEASUREMENTS if name != "gates" or store.broker is not None]
+
+
+def why_not(store: AnyStore, name: str) -> str:
+    """Return why something cannot be measured on a store, or nothing."""
+    if name in (OF_LEASES if isinstance(store, ClaimStore) else OF_CLAIMS):
+        return OF_LEASES.get(name) or OF_CLAIMS[name]
+    if isinstance(store, ClaimStore) and name == "gates" and not store.has_gates:
+        return OF_CLAIMS[name]
+    if name in BETWEEN_PROCESSES and not store.between_processes:
+        return "no other process sees it"
+    return ""
+
+
+def measure(store: AnyStore, names: Sequence[str], scale: Scale) -> list[tuple[str, Figure]]:
     """Do the measurements on one store."""
     found: list[tuple[str, Figure]] = []
     for name in names:
-        if name in BETWEEN_PROCESSES and not store.between_processes:
-            found.append((name, Figure(name, "not measured", note="no other process sees it")))
+        reason = why_not(store, name)
+        if reason:
+            found.append((name, Figure(name, "not measured", note=reason)))
             continue
 
         def progress(text: str, name: str = name) -> None:
             print(f"{name}: {text}", file=sys.stderr, flush=True)
 
         progress("begins")
-        told = Told(store, scale, f"bench-{name}-{secrets.token_hex(4)}", progress)
-        found += [(name, figure) for figure in MEASUREMENTS[name](told)]
+        namespace = f"bench-{name}-{secrets.token_hex(4)}"
+        if isinstance(store, ClaimStore):
+            figures = CLAIM_MEASUREMENTS[name](Told(store, scale, namespace, progress))
+        else:
+            assert isinstance(store, Store)
+            figures = MEASUREMENTS[name](Told(store, scale, namespace, progress))
+        found += [(name, figure) for figure in figures]
     return found
 
 
@@ -140,23 +191,23 @@ def parsed(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
         description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("urls", nargs="*", metavar="URL")
-    parser.add_argument("--only", action="append", metavar="NAME", help=", ".join(MEASUREMENTS))
+    parser.add_argument("--only", action="append", metavar="NAME", help=", ".join(ALL))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--services", action="store_true")
     parser.add_argument("--json", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
     for name in options.only or ():
-        if name not in MEASUREMENTS:
-            parser.error(
-                f"--only {name}: no such measurement, use one of {', '.join(MEASUREMENTS)}"
-            )
+        if name not in ALL:
+            parser.error(f"--only {name}: no such measurement, use one of {', '.join(ALL)}")
     if options.services and options.urls:
         parser.error("--services starts servers of its own: leave the URLs out")
     problem = unwritable(options.json) if options.json is not None else ""
     if problem:
         parser.error(f"--json {options.json}{problem}")
     try:
-        options.places = {str(store): closing_of(store) for store in map(store_of, options.urls)}
+        options.places = {
+            str(store): closing_of(store) for store in map(any_store_of, options.urls)
+        }
     except (ValueError, LeasecronError) as error:
         parser.error(f"URL: {error}")
     return options
@@ -179,25 +230,28 @@ def unwritable(path: Path) -> str:
     return ""
 
 
-def closing_of(store: Store) -> Place:
+def closing_of(store: AnyStore) -> Place:
     return lambda: closing(store)
 
 
-def places_of(
-    options: argparse.Namespace,
-) -> Mapping[str, Callable[[], AbstractContextManager[Store]]]:
+def places_of(options: argparse.Namespace) -> Mapping[str, Place]:
     """Return what gives each store, by its name."""
     if options.services:
-        from scripts._bench_services import places  # noqa: PLC0415 - of the tests, if wanted
+        from scripts import _bench_services  # noqa: PLC0415 - of the tests, if wanted
 
-        return places()
+        wanted = options.only or ALL
+        found: dict[str, Place] = {}
+        if any(name in MEASUREMENTS for name in wanted):
+            found |= _bench_services.places()
+        if any(name in CLAIM_MEASUREMENTS for name in wanted):
+            found |= _bench_services.claim_places()
+        return found
     return options.places or {"a temporary SQLite file": lambda: closing(TemporarySQLite())}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Measure what is asked for; return the exit status."""
     options = parsed(arguments)
-    names = [name for name in MEASUREMENTS if not options.only or name in options.only]
     scale = QUICK if options.quick else Scale()
     written: list[dict[str, Any]] = []
     status = 0
@@ -205,8 +259,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         facts = machine()
         try:
             with place() as store:
-                facts |= store.facts()
-                found = measure(store, names, scale)
+                facts |= store.facts() | store.known
+                found = measure(store, names_of(store, options.only), scale)
         except (BenchError, LeasecronError) as error:
             print(f"bench.py: {label}: {error}", file=sys.stderr)
             status = 1

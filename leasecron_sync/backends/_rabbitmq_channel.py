@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Callable, NamedTuple, Optional
@@ -43,11 +44,13 @@ class Channel:
         self._sent = 0
         self._waiting: dict[int, Callable[[Fate], None]] = {}
         self._returned: set[str] = set()
+        self._declaring: deque[Callable[[int], None]] = deque()
         self._channel: Any = connection.channel(on_open_callback=self._opened)
 
     def _opened(self, channel: Any) -> None:  # noqa: ANN401 - pika's
         channel.add_on_close_callback(self._closed)
         channel.add_on_return_callback(self._message_returned)
+        channel.add_callback(self._declared, [self._pika.spec.Queue.DeclareOk], one_shot=False)
         channel.confirm_delivery(self._confirmed, callback=self._ready)
 
     def _ready(self, _frame: object) -> None:
@@ -73,11 +76,18 @@ class Channel:
             counted: Called with the number of messages in it.
             options: Such as ``durable``.
         """
+        if not self._channel.is_open:
+            message = "the channel is closed"
+            raise self._pika.exceptions.ChannelWrongStateError(message)
+        self._declaring.append(counted)
+        # queue_declare() would send the next one when the one before was answered: a round trip for
+        # each. The broker answers them in their order.
+        self._channel._send_method(  # noqa: SLF001
+            self._pika.spec.Queue.Declare(queue=queue, arguments=dict(arguments), **options)
+        )
 
-        def answered(frame: Any) -> None:  # noqa: ANN401 - pika's
-            counted(frame.method.message_count)
-
-        self._channel.queue_declare(queue, arguments=dict(arguments), callback=answered, **options)
+    def _declared(self, frame: Any) -> None:  # noqa: ANN401 - pika's
+        self._declaring.popleft()(frame.method.message_count)
 
     def delete(self, queue: str, done: Callable[[object], None]) -> None:
         """Delete a queue, if it is there."""

@@ -224,14 +224,14 @@ class Caller:
                 self._refused.discard(lane)
         if self._down_since_ms is None:
             return
+        outage_ms: Optional[int] = None
         with self._lock:
             self._failing.discard(lane)
-            ended = self.is_down() and not self._failing  # another lane may have ended it
-            if ended:
+            if self.is_down() and not self._failing:  # else another lane has ended it
                 self._down_since_ms = None
                 self._back_at_ms = self._clock.steady_ms()
                 outage_ms = self._back_at_ms - self._began_at_ms
-        if ended:
+        if outage_ms is not None:
             self._on_back(outage_ms)
 
 

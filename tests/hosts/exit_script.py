@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,53 @@ from leasecron_sync import (
     Scheduler,
     SchedulerStateError,
     SQLiteLease,
+    connect_lease,
     every,
 )
-from leasecron_sync.backends.base import BackendSettings
+from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.model import RunRecord
 
 HANGS_S = 40
 """A program that takes longer tells where its threads are, and ends."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a program has its runs.
+
+    Attributes:
+        path: The SQLite file, and what the names of other files begin with.
+        url: Of a store that programs share, each in a namespace of its own; else empty.
+    """
+
+    path: str
+    url: str = ""
+
+    def backend(self) -> LeaseBackend:
+        """Return a new backend."""
+        return connect_lease(self.url) if self.url else SQLiteLease(self.path)
+
+    @property
+    def namespace(self) -> str:
+        """Keeps programs on one store apart."""
+        return self.path[-200:] if self.url else "default"
+
+    def is_there(self) -> bool:
+        """Tell whether there may be a store."""
+        return bool(self.url) or Path(self.path).exists()
+
+
 class Script:
     """The program.
 
     Args:
-        path: The store, or what to call it.
+        place: The store, or what to call it.
         options: A way to end, and the offset of the end to a scheduled time.
     """
 
-    def __init__(self, path: str, options: dict[str, Any]) -> None:
-        self.path, self.options = path, options
+    def __init__(self, place: Place, options: dict[str, Any]) -> None:
+        self.place, self.path, self.options = place, place.path, options
+        path = place.path
         self.entered = os.open(f"{path}.entered", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.ready = threading.Event()
 
@@ -54,7 +83,7 @@ class Script:
             logging.basicConfig(level=logging.WARNING)
         if options["child"]:
             context = multiprocessing.get_context(options["child"])
-            process = context.Process(target=child, args=(self.path, options))
+            process = context.Process(target=child, args=(self.place, options))
             process.start()
             process.join()
             if process.exitcode:
@@ -97,8 +126,8 @@ class Script:
 
     def scheduler(self, number: int) -> Scheduler[Any]:
         options = self.options
-        backend = MemoryLease(self.path) if options["memory"] else SQLiteLease(self.path)
-        made = Scheduler(backend, lease_ms=options["lease_ms"])
+        backend = MemoryLease(self.path) if options["memory"] else self.place.backend()
+        made = Scheduler(backend, namespace=self.place.namespace, lease_ms=options["lease_ms"])
         for job in range(options["jobs"]):
             made.add_job(self.handler, every(seconds=1), name=f"job {number}.{job}")
         if options["listens"]:
@@ -165,14 +194,14 @@ class Script:
             file.write(json.dumps(what) + "\n")
 
 
-def child(path: str, options: dict[str, Any]) -> None:
+def child(place: Place, options: dict[str, Any]) -> None:
     """Be the program, in a child of multiprocessing."""
-    Script(path, options).body()
+    Script(place, options).body()
 
 
-def follow(paths: list[str]) -> None:
+def follow(places: list[Place]) -> None:
     """Be the next process of each of these stores, until it has nothing left to execute."""
-    followers = [_follower(path) for path in paths]
+    followers = [_follower(place) for place in places]
     for follower in followers:
         follower.start()
     end = time.monotonic() + 12
@@ -186,9 +215,11 @@ def follow(paths: list[str]) -> None:
         follower.stop(0)
 
 
-def _follower(path: str) -> Scheduler[SQLiteLease]:
-    made = Scheduler(SQLiteLease(path), lease_ms=1_000, max_concurrent_runs=100)
-    for job in {record.key.job for record in read(path)}:
+def _follower(place: Place) -> Scheduler[LeaseBackend]:
+    made = Scheduler(
+        place.backend(), namespace=place.namespace, lease_ms=1_000, max_concurrent_runs=100
+    )
+    for job in {record.key.job for record in read(place)}:
         made.add_job(
             lambda: None,
             every(seconds=3_600),
@@ -199,12 +230,12 @@ def _follower(path: str) -> Scheduler[SQLiteLease]:
     return made
 
 
-def read(path: str) -> Sequence[RunRecord]:
-    """Return the records of a store that nobody has open."""
-    if not Path(path).exists():
+def read(place: Place) -> Sequence[RunRecord]:
+    """Return the records of a program that has ended."""
+    if not place.is_there():
         return []
-    backend = SQLiteLease(path)
-    backend.open(BackendSettings("default", "reader", 5_000))
+    backend = place.backend()
+    backend.open(BackendSettings(place.namespace, "reader", 5_000))
     try:
         backend.probe()  # makes the tables of a program that was cut off before it had any
         return backend.history(None, 10_000)
@@ -214,6 +245,6 @@ def read(path: str) -> Sequence[RunRecord]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--follow":
-        follow(sys.argv[2:])
+        follow([Place(path, sys.argv[2]) for path in sys.argv[3:]])
     else:
-        Script(sys.argv[1], json.loads(sys.argv[2])).main()
+        Script(Place(sys.argv[1], sys.argv[2]), json.loads(sys.argv[3])).main()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from leasecron_sync.model import RunKey, RunState
-from tests.hosts.exit_script import HANGS_S, read
+from tests.hosts.exit_script import HANGS_S, Place, read
 from tests.hosts.scripts import ROOT
 
 SCRIPT = Path(__file__).with_name("exit_script.py")
@@ -98,13 +98,13 @@ class Ended:
 
     Attributes:
         offset_ms: How long after a scheduled time its main program ended.
-        path: Its store.
+        place: Its store.
         wrong: What is wrong with it.
         took_s: How long the exit took; None where that is not known.
     """
 
     offset_ms: int
-    path: Path
+    place: Place
     wrong: list[str] = field(default_factory=list)
     took_s: Optional[float] = None
 
@@ -138,7 +138,12 @@ def offset_ms(number: int, count: int, share: float = 0.0) -> int:
 
 
 def run_all(
-    ways: dict[str, tuple[Way, int]], *, python: str, folder: Path, at_once: int = 6
+    ways: dict[str, tuple[Way, int]],
+    *,
+    python: str,
+    folder: Path,
+    url: str = "",
+    at_once: int = 6,
 ) -> dict[str, Figures]:
     """Run programs, several at once, and then their successors.
 
@@ -146,6 +151,7 @@ def run_all(
         ways: Ways to end, by name, and how many programs end so.
         python: Interpreter.
         folder: Where their stores are made.
+        url: Of a store for all of them; else each has an SQLite file.
         at_once: How many of them run at once.
     """
     with ThreadPoolExecutor(at_once) as pool:
@@ -154,28 +160,28 @@ def run_all(
                 pool.submit(
                     end_one,
                     way,
-                    offset_ms(number, count, place / len(ways)),
+                    offset_ms(number, count, rank / len(ways)),
                     python,
-                    folder / f"{place}-{number}.db",
+                    Place(str(folder / f"{rank}-{number}.db"), url),
                 )
                 for number in range(count)
             ]
-            for place, (name, (way, count)) in enumerate(ways.items())
+            for rank, (name, (way, count)) in enumerate(ways.items())
         }
         ended = {name: [future.result() for future in running[name]] for name in ways}
-        stores = [item.path for name in ways if not ways[name][0].memory for item in ended[name]]
-        left = {path: unsettled(path) for path in stores}
+        stores = [item.place for name in ways if not ways[name][0].memory for item in ended[name]]
+        left = {place: unsettled(place) for place in stores}
         batches = [stores[first : first + 12] for first in range(0, len(stores), 12)]
         list(pool.map(lambda batch: follow(python, batch), batches))
     return {name: judge(ways[name][0], ended[name], left) for name in ways}
 
 
-def end_one(way: Way, offset_ms: int, python: str, path: Path) -> Ended:
+def end_one(way: Way, offset_ms: int, python: str, place: Place) -> Ended:
     """Run one program to its end, and look at how it ended."""
-    ended = Ended(offset_ms, path)
+    ended, path = Ended(offset_ms, place), place.path
     options = json.dumps({**asdict(way), "offset_ms": offset_ms})
     process = subprocess.Popen(
-        [python, str(SCRIPT), str(path), options],
+        [python, str(SCRIPT), path, place.url, options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -210,17 +216,17 @@ def end_one(way: Way, offset_ms: int, python: str, path: Path) -> Ended:
     )
     if out or rest:
         ended.wrong.append(f"output {out!r} {rest!r}")
-    ended.wrong += wrong_records(way, path)
+    ended.wrong += wrong_records(way, place)
     if way.exit_functions and lines(path, ".exits") != ["after the start", "before the start"]:
         ended.wrong.append(f"functions at the exit: {lines(path, '.exits')}")
     return ended
 
 
-def wrong_records(way: Way, path: Path) -> list[str]:
+def wrong_records(way: Way, place: Place) -> list[str]:
     """Tell what is wrong with the records that a program left."""
     wrong = []
-    entered = {(job, token) for job, _, _, token in lines(path, ".entered")}
-    for job, state, token in records(way, path):
+    entered = {(job, token) for job, _, _, token in lines(place.path, ".entered")}
+    for job, state, token in records(way, place):
         if state == "running" and (way.handler != "ignores" and way.leave != "os._exit"):
             began = "began" if (job, token) in entered else "never began"
             wrong.append(f"a run of {job} is left running, its handler {began}")
@@ -233,45 +239,47 @@ def wrong_records(way: Way, path: Path) -> list[str]:
     return wrong
 
 
-def records(way: Way, path: Path) -> list[Any]:
+def records(way: Way, place: Place) -> list[Any]:
     """Return job, state and token of each record."""
     if way.memory:
-        return lines(path, ".records")
-    return [(item.key.job, item.state.value, item.token) for item in read(str(path))]
+        return lines(place.path, ".records")
+    return [(item.key.job, item.state.value, item.token) for item in read(place)]
 
 
-def follow(python: str, paths: Sequence[Path]) -> None:
+def follow(python: str, places: Sequence[Place]) -> None:
     """Run the next process of several stores to its end."""
+    there = [place.path for place in places if place.is_there()]
     subprocess.run(
-        [python, str(SCRIPT), "--follow", *(str(path) for path in paths if path.exists())],
+        [python, str(SCRIPT), "--follow", places[0].url, *there],
         check=True,
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
-def judge(way: Way, ended: Sequence[Ended], left: dict[Path, set[RunKey]]) -> Figures:
+def judge(way: Way, ended: Sequence[Ended], left: dict[Place, set[RunKey]]) -> Figures:
     """Add what the next process found, and sum up."""
     wrong, handed_back = [], 0
     for item in ended:
-        found = set() if way.memory else left[item.path]
+        found = set() if way.memory else left[item.place]
         handed_back += len(found)
         item.wrong += [
             f"{record.key} was left, and is {record.state.value} after the next process"
-            for record in read(str(item.path))
+            for record in read(item.place)
             if record.key in found and record.state is not RunState.FINISHED
         ]
-        wrong += [f"{item.path.name} ({item.offset_ms:+d} ms): {text}" for text in item.wrong]
+        name = Path(item.place.path).name
+        wrong += [f"{name} ({item.offset_ms:+d} ms): {text}" for text in item.wrong]
     took = [item.took_s for item in ended if item.took_s is not None]
     return Figures(len(ended), wrong, max(took, default=0.0), handed_back)
 
 
-def unsettled(path: Path) -> set[RunKey]:
+def unsettled(place: Place) -> set[RunKey]:
     """Return the runs that a program left for others."""
-    return {record.key for record in read(str(path)) if not record.state.settled}
+    return {record.key for record in read(place) if not record.state.settled}
 
 
-def lines(path: Path, suffix: str) -> list[Any]:
+def lines(path: str, suffix: str) -> list[Any]:
     """Return what a program noted."""
     file = Path(f"{path}{suffix}")
     if not file.exists():

@@ -336,19 +336,24 @@ class Site:
 
 def recycled(site: Site) -> None:
     """Have a worker recycled in the middle of a run, which it has to hand over."""
+    before = len(site.instances())
     pid, cut = site.holder()
     site.recycle(pid)
     site.handed_over(cut)
+    site.wait_instances(before + 1)
 
 
 def killed(site: Site) -> None:
     """Kill a worker in the middle of a run, which is taken over when its lease has lapsed."""
+    before = len(site.instances())
     pid, cut = site.holder()
     at_ms = time.time_ns() // 1_000_000
     os.kill(pid, signal.SIGKILL)
     again = site.again(cut)
     assert site.is_taken_over(again), site.output()
     site.note_gap("takeover", again.at_ms - at_ms)
+    # uWSGI forgets to end a worker that is told to while it loads the application.
+    site.wait_instances(before + 1)
 
 
 def reloaded(site: Site, workers: int) -> None:

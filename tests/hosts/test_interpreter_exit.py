@@ -18,6 +18,7 @@ import pytest
 
 from tests.hosts.exits import LIMIT_S, WAYS, Figures, pythons, run_all
 from tests.hosts.scripts import LONG, ROOT
+from tests.services.fixtures import Own
 
 THIS = f"3.{sys.version_info[1]}"
 VERSIONS = sorted({THIS, "3.9", "3.11", "3.12", "3.13"}, key=lambda text: int(text[2:]))
@@ -94,6 +95,33 @@ def test_a_program_that_ends_as_runs_come_due_ends_quietly_and_leaves_nothing_cl
             f"{found.handed_back} runs handed back, slowest exit {found.slowest_s:.2f} s "
         )
     assert found.wrong == []
+
+
+ON_SERVERS = [*PLAIN, "a handler that ignores it", "twenty runs at once", "three schedulers"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3_600 if LONG else 120)
+@pytest.mark.parametrize("kind", ["postgres", "redis", *(["valkey"] if LONG else [])])
+def test_a_program_that_ends_as_runs_come_due_leaves_nothing_claimed_on_a_server(
+    kind: str, own: Own, tmp_path: Path
+) -> None:
+    names = ON_SERVERS if LONG else ["a handler that waits, and gives up"]
+    counts = {name: 100 if name in PLAIN else 20 for name in names} if LONG else {names[0]: 3}
+    found = run_all(
+        {name: (WAYS[name], count) for name, count in counts.items()},
+        python=sys.executable,
+        folder=tmp_path,
+        url=getattr(own, kind)().url,  # one that is set up safely: no warning may be written
+    )
+    for name, figures in found.items():
+        if LONG:
+            sys.stderr.write(
+                f"\n{kind} {name}: {figures.programs} programs, {len(figures.wrong)} wrong, "
+                f"{figures.handed_back} handed back, slowest exit {figures.slowest_s:.2f} s "
+            )
+        assert figures.wrong == [], name
+        assert figures.programs == counts[name]
 
 
 @pytest.mark.timing

@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import pytest
 
+from leasecron_sync.backends.redis_claim import STRATEGIES
 from leasecron_sync.model import JobSpan, JobStamp, RunState
 from scripts import bench
 from scripts._bench_crew import BenchError, Start
@@ -32,7 +34,7 @@ from scripts._bench_figures import (
 )
 from scripts._bench_fleet import once_each
 from scripts._bench_sqlite import TemporarySQLite
-from scripts._bench_store import Floor, Store
+from scripts._bench_store import AnyStore, Floor, Store
 from scripts._bench_stores import KINDS, store_of
 from tests.services import redis
 from tests.services.postgres import execute, new_database
@@ -54,12 +56,14 @@ TINY = Scale(
     many_step_s=1,
     trials=1,
     lease_ms=500,
+    gates=(0, 6, 12),
 )
+S = TypeVar("S", bound=AnyStore)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="what is never written is Linux's")
 ALONE = [name for name in bench.MEASUREMENTS if name not in bench.BETWEEN_PROCESSES]
 
 
-def told(store: Store, namespace: str = "bench") -> Told:
+def told(store: S, namespace: str = "bench") -> Told[S]:
     return Told(store, TINY, namespace, lambda _text: None)
 
 
@@ -98,8 +102,10 @@ def test_help_names_every_measurement(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         bench.main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(name in shown for name in bench.MEASUREMENTS)
+    assert all(name in shown for name in bench.ALL)
     assert set(bench.BETWEEN_PROCESSES) < set(bench.MEASUREMENTS)
+    assert {*bench.OF_LEASES} == {*bench.MEASUREMENTS} - {*bench.CLAIM_MEASUREMENTS}
+    assert {*bench.OF_CLAIMS} == {*bench.CLAIM_MEASUREMENTS} - {*bench.MEASUREMENTS}
 
 
 @pytest.mark.timeout(60)
@@ -204,6 +210,7 @@ def test_servers_of_its_own_are_measured_and_removed(
 
     missing = {"Redis": _bench_services.places()["Redis"], "Valkey": no_server}
     monkeypatch.setattr(_bench_services, "places", lambda: missing)
+    monkeypatch.setattr(_bench_services, "claim_places", dict)
     monkeypatch.setattr(bench, "QUICK", TINY)
     assert bench.main(["--services", "--quick", "--only", "singles"]) == 1
     shown = capsys.readouterr()
@@ -215,17 +222,20 @@ def test_servers_of_its_own_are_measured_and_removed(
 
 
 @contextmanager
-def no_server() -> Iterator[Store]:
+def no_server() -> Iterator[AnyStore]:
     message = "install it"
     raise BenchError(message)
     yield
 
 
 def test_each_kind_of_server_of_this_machine_is_measured() -> None:
-    from scripts._bench_services import places
+    from scripts._bench_services import claim_places, places
 
     names = [name.partition(" ")[0] for name in places()]
     assert sorted(set(names)) == ["PostgreSQL", "Redis", "Valkey", "a"]
+    names = [name.replace("claims by ", "") for name in claim_places()]
+    redis = [f"Redis, {strategy}" for strategy in STRATEGIES]
+    assert names == [*redis, "NATS, claims", "RabbitMQ, claims"]
 
 
 @on_linux
@@ -283,7 +293,7 @@ def test_a_store_of_one_process_is_measured_as_far_as_it_goes(
 def test_what_goes_wrong_is_one_line_and_a_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def doubled(_told: Told) -> list[Figure]:
+    def doubled(_told: Told[Store]) -> list[Figure]:
         once_each([Start(0, "job", 1, 1), Start(1, "job", 1, 2)], 1)
         return []
 
@@ -298,7 +308,7 @@ def test_what_goes_wrong_is_one_line_and_a_status(
 def test_an_interruption_ends_it_quietly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_told: Told) -> list[Figure]:
+    def interrupted(_told: Told[Store]) -> list[Figure]:
         raise KeyboardInterrupt
 
     monkeypatch.setitem(bench.MEASUREMENTS, "singles", interrupted)

@@ -456,7 +456,7 @@ def test_who_only_reads_makes_no_tables(bench: Bench) -> None:
         partial(backend.states, [JobSpan("job", 0, 1)]),
     ]
     for call in calls:
-        with pytest.raises(StoreRejected, match="no tables for this version in schema .*?schema="):
+        with pytest.raises(StoreRejected, match=r"no tables for this version .*\?schema="):
             call()
     assert bench.sql("SELECT to_regnamespace('{s}')") == [(None,)]
 
