@@ -250,14 +250,17 @@ class Site:
         return {line["token"]: line["pid"] for line in map(json.loads, lines)}
 
     def again(self, cut: Entry) -> Entry:
-        """Wait for the next attempt of a run that was cut, by another process; return its start."""
+        """Wait for the next start of a run that was cut, by another process; return it.
+
+        It need not be the next attempt: that may have been granted to one who was just stopping.
+        """
         found: list[Entry] = []
 
         def look() -> bool:
             found[:] = [
                 entry
                 for entry in self.entries("started")
-                if entry.key == cut.key and entry.attempt == cut.attempt + 1
+                if entry.key == cut.key and (entry.attempt or 0) > (cut.attempt or 0)
             ]
             return bool(found)
 
