@@ -53,6 +53,8 @@ class Context:
         self.runtime = runtime
         self.spawn = spawn
         self.stopping = threading.Event()
+        self.given_up = threading.Event()
+        """Set when a stop waits for no handler any more."""
         self.claimed = threading.Event()
         """Set while the timer has no more to claim at once."""
         self.claimed.set()

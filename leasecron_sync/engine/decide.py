@@ -63,13 +63,18 @@ class Candidate:
             return steady_ms - self.due_steady_ms
         return now_ms - self.due_ms
 
-    def missed_for(self) -> Reason:
-        """Return why this instance gives the run up."""
+    def missed_for(self, *, starved: bool) -> Reason:
+        """Return why this instance gives the run up.
+
+        Args:
+            starved: True when a run was left out for want of a slot since this one was found.
+        """
         if self.unknown:
             return Reason.UNKNOWN_OUTCOME
         if self.refused:
             return Reason.STORE_DOWN
-        return Reason.TOO_OLD if self.deferred or self.surplus else Reason.NO_FREE_SLOT
+        waited = starved and not (self.deferred or self.surplus)
+        return Reason.NO_FREE_SLOT if waited else Reason.TOO_OLD
 
     def max_age_ms(self, steady_ms: int) -> int:
         """Return the age after its due time at which this run is too old.

@@ -64,6 +64,9 @@ class Grace(NamedTuple):
 GRACE = Grace(round(JOIN_S * 1000), 200)
 EXIT_GRACE = Grace(200, 100)
 
+ALONE_SHARE = 0.8
+"""Part of the time of a stop before handlers on a claim backend are told to end."""
+
 EXIT_REST_MS = 600
 """Part of the time for an exit that is kept for its grace, and for closing the backend."""
 
@@ -173,6 +176,7 @@ class Lifecycle:
             started.start()
         except BaseException as error:  # also a signal's exception: nothing goes on behind its back
             context.stopping.set()
+            context.given_up.set()
             started.end_beats()
             started.timer_thread.wake()
             self._hub.stop(JOIN_S)
@@ -226,9 +230,8 @@ class Lifecycle:
             started = self.started
             if self.state is not State.RUNNING or started is None:
                 return
-            # In one step: a signal handler may come between any two others, and stop as well.
             if not started.stop_once.acquire(blocking=False):
-                return
+                return  # a signal handler came between any two lines, and stopped as well
             self.state = State.STOPPING
             try:
                 self._stop(started, timeout_s, grace)
@@ -261,8 +264,10 @@ class Lifecycle:
             context.stopping.set()
             started.timer_thread.wake()
             if not isinstance(self._backend, LeaseBackend):
-                # Nobody can take a run over, so it gets most of the time to end by itself.
-                self.runtime.wait_until_empty(instance_id, timeout_s * 0.8)
+                # Nobody can take runs over, nor what a claim wins that is under way.
+                started.timer_thread.join(timeout_s * ALONE_SHARE)
+                alone_s = max(0.0, left_s() - timeout_s * (1 - ALONE_SHARE))
+                self.runtime.wait_until_empty(instance_id, alone_s)
             self._tell(instance_id)
             started.timer_thread.join(left_s())
             # A run may have begun while the timer was still in its last step.
@@ -275,6 +280,7 @@ class Lifecycle:
     def _end(self, started: Started, timeout_s: float, end_ms: int, grace: Grace) -> None:
         """Give up what still runs, and end the threads."""
         instance_id = started.context.instance_id
+        started.context.given_up.set()
         left = [live for live in self.runtime.runs() if live.instance_id == instance_id]
         for live in left:
             live.given_up = True

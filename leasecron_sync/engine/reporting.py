@@ -34,6 +34,7 @@ class Reporter:
         self._context = context
         self._catch_up = catch_up
         self._full_told = False
+        self._starved_ms = -1  # steady time at which a run was left out for want of a slot last
 
     def asking(self, items: Iterable[Candidate]) -> None:
         """Note what is asked for: a record that comes of it says nothing of earlier runs."""
@@ -94,7 +95,7 @@ class Reporter:
         for item in items:
             if item.key not in states:
                 item.refused = item.refused or down
-                self.missed(item, item.missed_for())
+                self.missed(item, item.missed_for(starved=self._starved_ms >= item.found_ms))
         return any(not state.settled for state in states.values())
 
     def _states(self, items: list[Candidate]) -> Optional[dict[RunKey, RunState]]:
@@ -149,6 +150,8 @@ class Reporter:
             starved: True when a run was left out for want of a slot.
             free: Free slots.
         """
+        if starved:
+            self._starved_ms = self._context.clock.steady_ms()
         if starved and not self._full_told:
             self._full_told = True
             _logger.warning(

@@ -48,7 +48,9 @@ class Starter:
         """
         context = self._context
         job, key, lease = item.job, item.key, reply.lease
-        if context.stopping.is_set():
+        # What a claim has won nobody else can have: a stop waits for its handler, as long as it can.
+        too_late = context.given_up if lease is None else context.stopping
+        if too_late.is_set():
             self._refuse(key, lease, STOPPING)
             return
         if context.runtime.bars_starting(job, key):
@@ -60,7 +62,7 @@ class Starter:
             context.emit_of("run_taken_over", live)
         # Before the thread: whoever stops the scheduler from here on sees this run.
         context.runtime.begin(live)
-        if context.stopping.is_set():  # it may have looked before that
+        if too_late.is_set():  # it may have looked before that
             context.runtime.end(live)
             self._refuse(key, lease, STOPPING)
             return

@@ -62,6 +62,11 @@ class TimeWatch:
         """
         return self._reached_ms is not None and now_ms < self._reached_ms
 
+    def is_even(self, now_ms: int, steady_ms: int) -> bool:
+        """Tell whether both clocks went on alike since the newest look, or nearly so."""
+        stepped_ms = (now_ms - self._now_ms) - (steady_ms - self._steady_ms)
+        return abs(stepped_ms) <= SKEW_WARNING_MS
+
     def plan(self, steady_ms: int) -> None:
         """Note when the next look is to be."""
         self._planned_ms = steady_ms

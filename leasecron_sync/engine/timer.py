@@ -309,6 +309,8 @@ class TimerLoop:
         down = context.caller.is_failing(TIMER_LANE)
         with self._lock:
             now_ms, steady_ms = context.caller.now_ms(), clock.steady_ms()
+            if not self._watch.is_even(now_ms, steady_ms):
+                return  # a clock was set during this step; the next one looks into it first
             expired = self._backlog.take_expired(now_ms, steady_ms)
             self._expect_lapses([item for item in expired if item.unknown])
         if self._reporter.expired(expired, down=down):

@@ -256,6 +256,7 @@ class ManualScheduler:
         Their handlers may go on: they stay in ``runs``, and keep their slots over another start.
         """
         context = self._started()
+        context.given_up.set()
         for live in self._runtime.runs():
             live.given_up = True
             live.control.stop()

@@ -86,6 +86,7 @@ class PrivateServer(Server, ABC):
         self.host, self.port = HOST, free_port()
         self.program = program
         self.settings: dict[str, Setting] = {}
+        self.environment: dict[str, str] = {}  # what a test wants its process to find there
         self._keeper = keeper
         self._launcher = launcher
         self._home: Optional[Home] = None
@@ -159,7 +160,10 @@ class PrivateServer(Server, ABC):
         self._write_settings()
         home, size = self.home, self.home.log_size()
         process = self._launcher.launch(
-            self._command(), home, ending=self.ending, environment=self._environment()
+            self._command(),
+            home,
+            ending=self.ending,
+            environment={**self._environment(), **self.environment},
         )
         self._process = process
 

@@ -14,6 +14,7 @@ from leasecron_sync import (
     HandOver,
     LeaseRun,
     MemoryLease,
+    Run,
     RunStopping,
     Scheduler,
     SchedulerStateError,
@@ -22,7 +23,8 @@ from leasecron_sync import (
 )
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.runtime import LiveRun
-from leasecron_sync.testing.faults import FaultyLease
+from leasecron_sync.testing.faults import FaultyClaim, FaultyLease
+from leasecron_sync.testing.memory import MemoryClaim
 from tests.threads.leftovers import eventually, open_files, own_threads
 
 SECONDLY = every(seconds=1)
@@ -314,6 +316,37 @@ def test_stop_gives_back_a_grant_that_arrives_meanwhile() -> None:
     other.start()
     assert eventually(lambda: 2 in attempts, 4)
     other.stop()
+
+
+def test_stop_waits_for_a_run_that_is_claimed_meanwhile_where_nobody_else_can_have_it() -> None:
+    backend = FaultyClaim(MemoryClaim())
+    claimed, go_on = threading.Event(), threading.Event()
+    stopping: list[bool] = []
+    told: list[str] = []
+
+    def hold() -> None:
+        claimed.set()
+        go_on.wait(10)
+
+    def handler(run: Run) -> None:
+        run.wait(0.2)
+        stopping.append(run.stopping)
+
+    backend.faults.slow("claim", after=hold)
+    scheduler = Scheduler(backend)
+    for name in ("run_finished", "run_failed", "run_missed"):
+        scheduler.on(name, lambda event: told.append(event.name))
+    scheduler.add_job(handler, every(seconds=2), name="job")
+    scheduler.start()
+    assert claimed.wait(5)
+    stopper = threading.Thread(target=scheduler.stop, args=(5.0,))
+    stopper.start()
+    assert eventually(lambda: scheduler.status().state == "stopping")
+    go_on.set()
+    stopper.join(10)
+    assert not stopper.is_alive()
+    assert stopping == [False]  # it had its time before it was told to end
+    assert told == ["run_finished"]
 
 
 def test_a_run_that_stop_could_not_see_yet_does_not_outlive_it() -> None:

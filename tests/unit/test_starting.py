@@ -10,6 +10,7 @@ from leasecron_sync.engine.context import Context
 from leasecron_sync.engine.runtime import LiveRun
 from leasecron_sync.engine.starting import NO_THREAD, STOPPING
 from leasecron_sync.errors import StoreUnavailable
+from leasecron_sync.events import Event
 from leasecron_sync.model import RunKey, RunState
 from leasecron_sync.run import LeaseRun
 from tests.fleet import MIDDAY_MS, MINUTE, SECOND, Fleet, Instance
@@ -157,6 +158,32 @@ def test_a_stop_that_begins_while_the_run_is_announced_hands_it_back() -> None:
     assert [event.reason for event in only.named("run_handed_over")] == [STOPPING]
     assert fleet.starts == []
     assert fleet.states("job") == {MIDDAY_MS: RunState.WAITING}
+
+
+def test_a_claim_that_is_won_as_a_stop_begins_is_executed_while_the_stop_waits() -> None:
+    """Nobody else can have it."""
+    fleet, only = ready("claim")
+    context = only.manual._context
+    assert context is not None
+    only.scheduler.on("run_claimed", lambda _event: context.stopping.set())
+    fleet.advance(SECOND)
+    assert only.named("run_failed") == []
+    assert len(fleet.starts) == 1
+
+
+def test_a_claim_that_is_won_when_the_stop_waits_no_more_is_told_as_failed() -> None:
+    fleet, only = ready("claim")
+    context = only.manual._context
+    assert context is not None
+
+    def stop(_event: Event) -> None:
+        context.stopping.set()
+        context.given_up.set()
+
+    only.scheduler.on("run_claimed", stop)
+    fleet.advance(SECOND)
+    assert [event.reason for event in only.named("run_failed")] == [STOPPING]
+    assert fleet.starts == []
 
 
 def test_a_lease_that_is_over_before_the_handler_begins_goes_back() -> None:

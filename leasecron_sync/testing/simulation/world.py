@@ -10,6 +10,7 @@ import functools
 from typing import Callable, Final, Optional
 
 from leasecron_sync.errors import StoreError
+from leasecron_sync.run import LeaseRun
 from leasecron_sync.testing.history._ledger import named
 from leasecron_sync.testing.simulation import forks, happenings
 from leasecron_sync.testing.simulation.application import Application
@@ -182,7 +183,7 @@ class World(Stage):
         known = [strand.run for strand in process.strands if strand.kind == WORK]
         for run in process.manual.runs:
             if run not in known:
-                if process.strand(STOP) is not None:
+                if process.strand(STOP) is not None and isinstance(run.run, LeaseRun):
                     text = f"{process.name} starts {named(run.run._key)}"
                     self.watcher.report(Violation(STARTS_STOPPING, text))
                 at_ms = self.time.now_ms + self._application.lateness_ms(run.run)
