@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Optional, Protocol
 
 from leasecron_sync.backends._postgres_rows import Rounds, Row, number_array, text_array, unreadable
+from leasecron_sync.errors import StoreUnavailable
 from leasecron_sync.model import (
     Lease,
     LeaseClaim,
@@ -29,6 +31,42 @@ _SETTLES = {
     "runner lost": (RunState.FAILED, Reason.RUNNER_LOST.value),
     "overlap": (RunState.SKIPPED, Reason.OVERLAP.value),
 }
+
+
+class Call(Protocol):
+    """Calls a function of the store, in one round trip."""
+
+    def __call__(self, function: str, values: tuple[object, ...]) -> list[Row]: ...
+
+
+class Registered:
+    """The jobs that were registered in this store, which keeps them as long as it keeps anything.
+
+    Args:
+        label: Names the store in errors.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._jobs: set[str] = set()
+
+    def note(self, jobs: Iterable[str]) -> None:
+        """Note that these are registered."""
+        self._jobs.update(jobs)
+
+    def check_unknown(self, unknown: Iterable[str]) -> None:
+        """Look whether the store should know what it does not know.
+
+        Else nobody would notice that it has lost its data, and look what is owed now. After any
+        error jobs are registered anew, so this is told once.
+
+        Raises:
+            StoreUnavailable: It has lost its data.
+        """
+        if not self._jobs.isdisjoint(unknown):
+            self._jobs.clear()
+            message = f"{self.label}: it has lost its data"
+            raise StoreUnavailable(message)
 
 
 class ClaimBatch:
@@ -62,6 +100,29 @@ class ClaimBatch:
             number_array([claim.max_age_ms for claim in claims]),
             number_array([claim.takeover_ms for claim in claims]),
         )
+
+    def decided(
+        self, call: Call, now_ms: Optional[int], registered: Registered
+    ) -> list[LeaseReply]:
+        """Have the store decide; return the replies in the order of the claims.
+
+        Raises:
+            StoreError: There is no answer, or the store has lost its data.
+        """
+        values = (now_ms, *self.arrays())
+        rows = call("claim_v1", values)
+        unknown = self.unknown_jobs(rows)
+        if unknown:  # claimed before they were registered
+            registered.check_unknown(unknown)
+            call("meet_v1", (text_array(unknown),))
+            rows = call("claim_v1", values)
+            if self.unknown_jobs(rows):
+                message = (
+                    f"{registered.label}: jobs that were made just now cannot be seen: somebody "
+                    "deletes them, or a policy of row-level security hides them"
+                )
+                raise StoreUnavailable(message)
+        return self.replies(rows)
 
     def unknown_jobs(self, rows: Iterable[Row]) -> list[str]:
         """Return the jobs in key order that have to be made before anything can be decided."""

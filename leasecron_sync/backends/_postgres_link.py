@@ -7,8 +7,10 @@ ones leave the waiting to their user: here, with a deadline.
 from __future__ import annotations
 
 import logging
+import os
 import random
 import select
+import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,7 +69,9 @@ class Link:
     def _connected(self, places: list[dict[str, str]], deadline: Deadline) -> Any:  # noqa: ANN401
         problem = StoreUnavailable(f"{self._label} cannot be reached in time")
         while places and deadline.left_ms():
-            # libpq goes on to the next server only when one refuses, never when one is silent.
+            # libpq goes on to the next server, or the next address of a name, only when one
+            # refuses, never when one is silent.
+            places[:1] = addresses(places[0])
             share = Deadline(deadline.left_ms() // len(places))
             place = places.pop(0)
             connection = None
@@ -164,6 +168,18 @@ class Link:
             poller.unregister(number)
 
 
+def with_environment(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Add which servers the environment names, as libpq would: there may be several."""
+    found = dict(parameters)
+    if found.get("service") or os.environ.get("PGSERVICE"):
+        return found  # what it names comes first, and only libpq knows it
+    for name in ("host", "hostaddr", "port"):
+        value = os.environ.get(f"PG{name.upper()}")
+        if value and not found.get(name):
+            found[name] = value
+    return found
+
+
 def targets(parameters: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return the parameters of each server, where they name several."""
     lists = {
@@ -181,3 +197,16 @@ def targets(parameters: Mapping[str, str]) -> Iterable[dict[str, str]]:
     if parameters.get("load_balance_hosts") == "random":
         random.shuffle(places)
     return places
+
+
+def addresses(place: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the parameters for each address that the name of a server stands for."""
+    host = place.get("host", "")
+    if not host or place.get("hostaddr") or "," in host or host[0] in "/@":
+        return [dict(place)]
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [dict(place)]  # libpq says what is wrong with it
+    known = dict.fromkeys(str(where[0]) for *_kind, where in found)
+    return [{**place, "hostaddr": address} for address in known]

@@ -104,6 +104,9 @@ def schema_sql(names: Names) -> str:
     return names.filled("\n".join(parts))
 
 
+# Whatever functions of the same names the user's search path leads to.
+_PLAIN = "SET LOCAL search_path = pg_catalog; "
+
 _META = ", ".join(
     f"(SELECT m.value FROM {{schema}}.{{prefix}}meta m WHERE m.name = '{name}')"
     for name in ("format", "store_id")
@@ -184,11 +187,12 @@ def _looked(link: Link, names: Names, deadline: Deadline) -> Facts:
     values = {"tables": names.prefixed(TABLES), "functions": names.prefixed(FUNCTIONS)}
     facts = sql_of("facts")
     try:
-        [row] = link.ask(names.filled(f"SELECT f.*, {_META} FROM ({facts}) f"), values, deadline)
+        whole = f"{_PLAIN}SELECT f.*, {_META} FROM ({facts}) f"
+        [row] = link.ask(names.filled(whole), values, deadline)
     except StoreUnavailable:
         if not link.misses_something:
             raise
-        [row] = link.ask(names.filled(facts), values, deadline)
+        [row] = link.ask(names.filled(_PLAIN + facts), values, deadline)
     return Facts(*row)
 
 

@@ -88,7 +88,9 @@ def _refused(text: str, label: str) -> StoreError:
         )
     if "compiling script" in text:
         return StoreUnsupported(f"{label} is older than Redis 7: a newer one, or Valkey, is needed")
-    return StoreRejected(f"{label}: {text}")
+    # Of a script that broke off half-way nothing is rolled back.
+    kind = OutcomeUnknown if "on @user_script:" in text else StoreRejected
+    return kind(f"{label}: {text}")
 
 
 def unreachable(client: Any, error: Exception, label: str) -> StoreError:  # noqa: ANN401 - a late import

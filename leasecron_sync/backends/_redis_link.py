@@ -72,8 +72,7 @@ class Link:
             address = addresses.pop(0)
             try:
                 if place.kind == "sentinel":
-                    address = self._primary(address, share)
-                    share = Deadline(deadline.left_ms() // (len(addresses) + 1))
+                    return self._by_sentinel(address, share, deadline, 1 + len(addresses))
                 return self._connected(address, place.options, share, tls=place.tls)
             except StoreError as error:
                 problem = error
@@ -96,6 +95,31 @@ class Link:
             message = f"{self._label}: sentinel {sentinel[0]}:{sentinel[1]} knows no such service"
             raise StoreUnavailable(message)
         return found[0].decode(), int(found[1])
+
+    def _by_sentinel(
+        self, sentinel: Address, share: Deadline, deadline: Deadline, ways: int
+    ) -> Any:  # noqa: ANN401
+        """Connect to the primary that a sentinel names; it is one of so many ways to find it."""
+        address = self._primary(sentinel, share)
+        share = Deadline(deadline.left_ms() // ways)
+        place = self._place
+        connection = self._connected(address, place.options, share, tls=place.tls)
+        self._check_role(connection, share)
+        return connection
+
+    def _check_role(self, connection: Any, deadline: Deadline) -> None:  # noqa: ANN401
+        """Refuse a replica: a sentinel that is cut off from the others names the old primary."""
+        try:
+            role = self._exchanged(connection, ("ROLE",), deadline)[0]
+        except self._client.ResponseError:
+            return  # its user may not ask that; the first command that writes will tell
+        except (self._client.RedisError, OSError) as error:
+            self._end(connection)
+            raise unreachable(self._client, error, self._label) from error
+        if role != b"master":
+            self._end(connection)
+            message = f"{self._label}: the server that a sentinel names is a replica"
+            raise StoreUnavailable(message)
 
     def _connected(
         self,
@@ -283,10 +307,10 @@ class Link:
 
 
 class _Timed:
-    """A socket each of whose reads ends at the deadline of the call that it is part of.
+    """A socket each of whose steps ends at the deadline of the call that it is part of.
 
-    redis-py gives each read the same time again, so that a peer that sends a byte now and then
-    would never let a call end.
+    redis-py gives each of them the same time again, so that a peer that sends a byte now and then,
+    or takes a few, would never let a call end.
     """
 
     deadline: Optional[Deadline] = None
@@ -296,6 +320,10 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._opened, name)
+
+    def sendall(self, data: Any) -> None:  # noqa: ANN401 - as of a socket
+        self._limit()
+        self._opened.sendall(data)
 
     def recv(self, size: int) -> bytes:
         self._limit()

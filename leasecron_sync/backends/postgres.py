@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Callable, ClassVar, Optional, Union
 
 from leasecron_sync.backends._group import Group
 from leasecron_sync.backends._lanes import Deadline, Lane, Lanes
-from leasecron_sync.backends._postgres_claims import ClaimBatch
-from leasecron_sync.backends._postgres_link import Link
+from leasecron_sync.backends._postgres_claims import ClaimBatch, Registered
+from leasecron_sync.backends._postgres_link import Link, with_environment
 from leasecron_sync.backends._postgres_rows import (
     Rounds,
     Row,
@@ -103,6 +104,7 @@ class PostgresLease(LeaseBackend):
         self._client: Any = None
         self._parameters: dict[str, str] = {}
         self._lanes: Lanes[Link] = Lanes(Link.close)
+        self._registered = Registered(self._label)
         self._make_group()
 
     def _make_group(self) -> None:
@@ -139,7 +141,7 @@ class PostgresLease(LeaseBackend):
             )
             raise MissingDependency(message) from error
         try:
-            parameters = dict(parse_dsn(self._dsn))
+            parameters = with_environment(parse_dsn(self._dsn))
         except psycopg2.Error:
             # libpq quotes the text that it could not read, and with it perhaps a password.
             message = (
@@ -150,6 +152,7 @@ class PostgresLease(LeaseBackend):
         parameters.setdefault("fallback_application_name", "leasecron_sync")
         parameters["client_encoding"] = "UTF8"
         self._client, self._parameters, self._settings = psycopg2, parameters, settings
+        self._registered = Registered(self._label)
 
     def close(self) -> None:
         self._settings = None
@@ -206,21 +209,16 @@ class PostgresLease(LeaseBackend):
                 _logger.error("a job is left as it is job=%r error=%r", job, error)
             standing = JobStanding(owed_from_ms, newest_ms, store_ms, store_id)
             standings[rounds.order[place]] = standing
+        self._registered.note(rounds.names)
         return [standings[number] for number in range(len(jobs))]
 
     def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
         if not claims:
             return []
-        batch = ClaimBatch(claims)
-        values = (self._given_now(), *batch.arrays())
         deadline = self._deadline()
         with self._linked(self._lanes.timer, deadline) as link:
-            rows = self._call(link, "claim_v1", values, deadline)
-            unknown = batch.unknown_jobs(rows)
-            if unknown:  # claimed before they were registered
-                self._call(link, "meet_v1", (text_array(unknown),), deadline)
-                rows = self._call(link, "claim_v1", values, deadline)
-        return batch.replies(rows)
+            call = partial(self._call, link, deadline=deadline)
+            return ClaimBatch(claims).decided(call, self._given_now(), self._registered)
 
     def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
         if not leases:

@@ -48,7 +48,7 @@ class Starter:
         """
         context = self._context
         job, key, lease = item.job, item.key, reply.lease
-        # What a claim has won nobody else can have: a stop waits for its handler, as long as it can.
+        # What a claim has won nobody else can have: a stop waits for its handler, while it can.
         too_late = context.given_up if lease is None else context.stopping
         if too_late.is_set():
             self._refuse(key, lease, STOPPING)

@@ -108,6 +108,12 @@ local FIELDS = {
   {'settled_ms', '?'}, {'reason', false},
 }
 
+-- Also "nan", "inf" and what a double cannot hold exactly would be read as numbers.
+local function number_of(value)
+  local read = tonumber(value)
+  return read and math.abs(read) < 2^53 and read or nil
+end
+
 local function run_of(packed, m)
   local parts, why = decoded(packed)
   if not parts then
@@ -122,7 +128,7 @@ local function run_of(packed, m)
       return nil, 'damaged'
     end
     if number then
-      local read = tonumber(value)
+      local read = number_of(value)
       if not read and not (number == '?' and value == '') then
         return nil, 'damaged'
       end
@@ -171,12 +177,14 @@ local function put_run(record)
   end
 end
 
+-- Texts of numbers in groups; of three the first one is a name.
 local function numbers(texts, every)
   if type(texts) ~= 'table' or #texts % every ~= 0 then
     return nil
   end
-  for _, value in ipairs(texts) do
-    if type(value) ~= 'string' then
+  for place, value in ipairs(texts) do
+    local is_name = every == 3 and place % 3 == 1
+    if type(value) ~= 'string' or not (is_name or number_of(value)) then
       return nil
     end
   end
@@ -196,9 +204,9 @@ local function get_job(name)
   local job = {
     name = name,
     stored = true,
-    last_token = tonumber(parts[2]),
-    pruned_to_ms = tonumber(parts[3]),
-    owed_from_ms = tonumber(parts[4]),
+    last_token = number_of(parts[2]),
+    pruned_to_ms = number_of(parts[3]),
+    owed_from_ms = number_of(parts[4]),
     fingerprint = parts[5],
     former = numbers(parts[6], 3),
     spans = numbers(parts[7], 2),
