@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Callable, Optional
 
 from leasecron_sync.engine.agenda import Due
 from leasecron_sync.engine.decide import Asker, Candidate, Origin
+from leasecron_sync.engine.expiry import Expiry, is_over
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.moments import Moments
 from leasecron_sync.engine.picking import NO_TURN, Entry, Offers, Turn, sliced_from, turn_of
@@ -21,24 +21,6 @@ from leasecron_sync.model import RunKey
 
 FEW = 8
 """Up to this part of a line, what comes and goes is put into its place one by one."""
-
-
-@dataclass(frozen=True)
-class Expiry:
-    """How long candidates are kept.
-
-    Attributes:
-        window_ms: Claim backends: age at which a run is too old; None on lease backends, where the
-            job's options say it.
-        unsettled_ms: How long an unsettled run is kept that cannot be asked for; the store will
-            name it again.
-        surplus: Claim backends: how many late runs of a job are kept; None on lease backends, where
-            the job's options say it.
-    """
-
-    window_ms: Optional[int]
-    unsettled_ms: int
-    surplus: Optional[int] = None
 
 
 class Backlog:
@@ -228,10 +210,13 @@ class Backlog:
         """Take out what is too old, and what a job has beyond its ``catch_up_limit``."""
         expired: list[Candidate] = []
         for item in self._ends.passed(now_ms, steady_ms):
-            current = self._items.get(item.key) is item
-            if current and is_over(item, self._expiry, now_ms, steady_ms):
+            if self._items.get(item.key) is not item:
+                continue
+            if is_over(item, self._expiry, now_ms, steady_ms):
                 self._remove(item)
                 expired.append(item)
+            else:
+                self._ends.keep(item)
         for name in sorted(self._crowded):
             for item in self._surplus(name, now_ms, steady_ms):
                 item.surplus = True
@@ -242,12 +227,14 @@ class Backlog:
         self._ends.trim(self._items)
         return expired
 
-    def take_unheard(self) -> list[Candidate]:
-        """Take out what was asked for without an answer."""
-        unheard = sorted((item for item in self._items.values() if item.unknown), key=_key)
-        for item in unheard:
+    def take_left(self, due_ms: Optional[int]) -> list[Candidate]:
+        """Take out what was asked for without an answer, and what fell due until an instant."""
+        left = self.filtered(
+            lambda item: item.unknown or (due_ms is not None and item.due_ms <= due_ms)
+        )
+        for item in left:
             self._remove(item)
-        return unheard
+        return sorted(left, key=_key)
 
     def _surplus(self, name: str, now_ms: int, steady_ms: int) -> list[Candidate]:
         late = [
@@ -342,6 +329,10 @@ class _Ends:
         if at_ms is not None:
             moments.put(at_ms, item)
 
+    def keep(self, item: Candidate) -> None:
+        """Note a candidate that is kept only because it may have been won."""
+        self._by_steady.put(self._expiry.held_until_ms(item) + 1, item)
+
     def passed(self, now_ms: int, steady_ms: int) -> list[Candidate]:
         """Return candidates that may be too old by now; those that are, are among them."""
         return [
@@ -355,7 +346,9 @@ class _Ends:
         for moments in (self._by_wall, self._by_steady, self._by_both):
 
             def current(item: Candidate, at_ms: int, mine: Moments = moments) -> bool:
-                return items.get(item.key) is item and self._end_of(item) == (mine, at_ms)
+                held = (self._by_steady, self._expiry.held_until_ms(item) + 1)
+                ends = (self._end_of(item), held if item.unknown else None)
+                return items.get(item.key) is item and (mine, at_ms) in ends
 
             moments.trim(len(items), current)
 
@@ -379,12 +372,3 @@ class _Ends:
 
 def _key(item: Candidate) -> RunKey:
     return item.key
-
-
-def is_over(item: Candidate, expiry: Expiry, now_ms: int, steady_ms: int) -> bool:
-    """Tell whether a candidate is too old to be asked for."""
-    if item.origin is Origin.UNSETTLED:
-        return steady_ms - item.found_ms > expiry.unsettled_ms
-    if expiry.window_ms is not None:
-        return item.age_ms(now_ms, steady_ms) > expiry.window_ms
-    return item.age_ms(now_ms, steady_ms) > item.max_age_ms(steady_ms)

@@ -36,12 +36,11 @@ from leasecron_sync.engine.host import (
 )
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.loop import join_all
-from leasecron_sync.engine.runtime import LiveRun, Runtime
+from leasecron_sync.engine.runtime import Runtime, warn_of_left
 from leasecron_sync.engine.started import Started, spawn
 from leasecron_sync.errors import SchedulerStateError, StoreError, StoreUnsupported
 from leasecron_sync.events import EventHub
 from leasecron_sync.options import EXIT_STOP_S, SchedulerOptions
-from leasecron_sync.run import moment
 
 _logger = logging.getLogger("leasecron_sync.engine.lifecycle")
 
@@ -146,9 +145,9 @@ class Lifecycle:
             self.stop(0.0)
 
     def _refuse_unless_stopped(self) -> None:
-        state = self.state
-        if state is not State.STOPPED:
-            message = f"this scheduler is {state.value} already: call stop() first"
+        if (state := self.state) is not State.STOPPED:
+            message = f"this scheduler is {state.value} already: call stop() first, "
+            message += "and start it in one place only"
             raise SchedulerStateError(message)
 
     def _start(self, jobs: list[Job]) -> None:
@@ -287,7 +286,7 @@ class Lifecycle:
             live.control.stop()
             live.give_up.set()
             if not live.done:
-                self._warn(live, timeout_s)
+                warn_of_left(live, timeout_s)
         started.end_beats()
         # One grace for all of them: what hangs, hangs in a call that ends by its own time-out.
         end_ms += grace.join_ms
@@ -309,17 +308,6 @@ class Lifecycle:
         for live in self.runtime.runs():
             if live.instance_id == instance_id:
                 live.control.stop()
-
-    @staticmethod
-    def _warn(live: LiveRun, timeout_s: float) -> None:
-        live.warned = True
-        _logger.warning(
-            "a handler did not end in time, its lease is left to lapse job=%r scheduled_time=%s "
-            "timeout_s=%s",
-            live.key.job,
-            moment(live.key.scheduled_ms).isoformat(),
-            timeout_s,
-        )
 
     def _is_own_thread(self) -> bool:
         current = threading.current_thread()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,12 @@ from typing import Optional
 from leasecron_sync.clock import Clock
 from leasecron_sync.engine.job import Job
 from leasecron_sync.model import Lease, RunKey
-from leasecron_sync.run import Run, RunControl
+from leasecron_sync.run import Run, RunControl, moment
+
+_logger = logging.getLogger("leasecron_sync.engine.runtime")
+
+LEFT = "a handler did not end in time, its lease is left to lapse"
+LOST = "a handler did not end in time, and nobody takes its run over"
 
 
 @dataclass(eq=False)
@@ -170,3 +176,15 @@ def bars_asking(
         return caught_up and any(live.caught_up for live in handlers)
     # Until the end is settled, too: the answer would be to ask again much later.
     return any(live.stale or deferring for live in handlers)
+
+
+def warn_of_left(live: LiveRun, timeout_s: float) -> None:
+    """Warn of a handler that a stop goes on without."""
+    live.warned = True
+    _logger.warning(
+        "%s job=%r scheduled_time=%s timeout_s=%s",
+        LOST if live.lease is None else LEFT,
+        live.key.job,
+        moment(live.key.scheduled_ms).isoformat(),
+        timeout_s,
+    )

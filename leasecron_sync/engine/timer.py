@@ -8,12 +8,13 @@ from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.agenda import POP_LIMIT, Agenda
-from leasecron_sync.engine.backlog import Backlog, Expiry
+from leasecron_sync.engine.backlog import Backlog
 from leasecron_sync.engine.caller import Backoff
 from leasecron_sync.engine.catch_up import CatchUp
 from leasecron_sync.engine.claims import DEFER_MS, Claims, Plans
 from leasecron_sync.engine.context import TIMER_LANE, Context
 from leasecron_sync.engine.decide import Candidate
+from leasecron_sync.engine.expiry import Expiry
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.reporting import Reporter
 from leasecron_sync.engine.skew_check import SkewCheck
@@ -318,11 +319,19 @@ class TimerLoop:
                 self._standby.note(0, clock.steady_ms())
 
     def _give_up(self) -> None:
-        """At the end, report what may have been won on a claim backend: nobody asks again."""
-        if self._lease is None:
-            with self._lock:
-                unheard = self._backlog.take_unheard()
-            self._reporter.expired(unheard, down=False)
+        """At the end, report on a claim backend what nobody looks back at.
+
+        That is what may have been won, and in an outage whatever is due.
+        """
+        if self._lease is not None:
+            return
+        down = self._context.caller.is_failing(TIMER_LANE)
+        now_ms, steady_ms = self._context.caller.now_ms(), self._context.clock.steady_ms()
+        with self._lock:
+            if down:
+                self._collect(now_ms, steady_ms, limit=sys.maxsize)
+            left = self._backlog.take_left(now_ms if down else None)
+        self._reporter.expired(left, down=down)
 
     def _expect_lapses(self, items: list[Candidate]) -> None:
         """Look for runs that may have been won, and are given up, when their leases have lapsed."""

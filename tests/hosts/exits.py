@@ -60,7 +60,7 @@ class Way:
     warns: str = ""
 
 
-IGNORED = r"WARNING:leasecron_sync\.engine\.lifecycle:a handler did not end in time, .*"
+IGNORED = r"WARNING:leasecron_sync\.engine\.runtime:a handler did not end in time, .*"
 
 WAYS = {
     "a handler that returns at once": Way(),

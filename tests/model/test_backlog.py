@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from leasecron_sync import every
 from leasecron_sync.engine.agenda import Due
-from leasecron_sync.engine.backlog import Backlog, Expiry, is_over
+from leasecron_sync.engine.backlog import Backlog
 from leasecron_sync.engine.decide import Asker, Candidate, Origin
+from leasecron_sync.engine.expiry import Expiry, is_over
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.picking import Pick, pick
 from leasecron_sync.engine.runtime import LiveRun

@@ -8,8 +8,9 @@ import pytest
 
 from leasecron_sync import every
 from leasecron_sync.engine.agenda import Due
-from leasecron_sync.engine.backlog import Backlog, Expiry
+from leasecron_sync.engine.backlog import Backlog
 from leasecron_sync.engine.decide import Asker, Candidate, Origin
+from leasecron_sync.engine.expiry import Expiry
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.picking import pick
 from leasecron_sync.model import RunKey

@@ -7,7 +7,7 @@ from typing import Any, Optional
 import pytest
 
 from leasecron_sync import every
-from leasecron_sync.engine.backlog import Backlog, Expiry
+from leasecron_sync.engine.backlog import Backlog
 from leasecron_sync.engine.decide import (
     Asker,
     Candidate,
@@ -17,6 +17,7 @@ from leasecron_sync.engine.decide import (
     given_up,
     look_back,
 )
+from leasecron_sync.engine.expiry import Expiry
 from leasecron_sync.engine.job import Job
 from leasecron_sync.engine.picking import Pick
 from leasecron_sync.engine.picking import pick as pick_of

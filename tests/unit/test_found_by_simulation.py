@@ -427,3 +427,47 @@ def test_the_next_run_that_is_made_up_for_follows_the_end_of_the_one_before(over
         assert run.settle() is None
         only.manual.runs.remove(run)
     assert fleet.started() == minutes(0, 5)
+
+
+def test_a_run_that_may_have_been_won_costs_no_attempt_by_growing_too_old() -> None:
+    fleet, only = alone(lease_ms=40_000)
+    only.job("job", "0 12 * * *", catch_up_ms=0, max_attempts=1)
+    only.start()
+    fleet.advance(29 * SECOND)
+    only.backend.faults.lose_reply("claim")
+    only.backend.faults.lose_request("probe", times=8)
+    fleet.advance(45 * SECOND)
+    (start,) = fleet.starts
+    assert start.at_ms - MIDDAY_MS > ON_TIME_MS  # too old to be won by now
+    [record] = fleet.records("job").values()
+    assert (record.state, record.attempt) == (RunState.FINISHED, 1)
+    assert fleet.missed() == []
+
+
+def test_a_run_that_may_have_been_won_is_given_up_when_its_lease_must_have_lapsed() -> None:
+    fleet, only = alone()
+    only.job("job", "0 12 * * *", catch_up_ms=0)
+    only.start()
+    fleet.advance(29 * SECOND)
+    only.backend.faults.lose_request("claim", times=100)
+    only.backend.faults.lose_request("probe", times=100)
+    fleet.advance(2 * MINUTE)
+    assert [event.reason for event in fleet.missed()] == ["unknown outcome"]
+
+
+def test_what_fell_due_in_an_outage_is_told_by_a_stop_where_nobody_looks_back() -> None:
+    fleet, only = alone("claim")
+    only.job("job", every(seconds=10))
+    only.start()
+    fleet.advance(5 * SECOND)
+    before = len(fleet.starts)
+    only.backend.faults.raise_at("claim", StoreUnavailable("down"))
+    only.backend.faults.lose_request("probe", times=100)
+    fleet.advance(35 * SECOND)
+    assert len(fleet.starts) == before
+    assert fleet.missed() == []
+    only.manual.stop()
+    assert {event.reason for event in fleet.missed()} == {"store down"}
+    times = [event.scheduled_time for event in fleet.missed() if event.scheduled_time is not None]
+    after_ms = [round(time.timestamp() * 1000) - MIDDAY_MS for time in times]
+    assert after_ms == [-20_000, -10_000, 0, 10_000]
