@@ -11,6 +11,7 @@ from leasecron_sync.clock import SystemClock
 from leasecron_sync.errors import StoreUnavailable
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 CLOSE_MS = 100
 """How long closing waits for a call that is under way."""
@@ -101,6 +102,19 @@ class Lanes(Generic[C]):
     def all(self) -> tuple[Lane[C], Lane[C], Lane[C]]:
         """Return every lane."""
         return self.timer, self.renew, self.settle
+
+    def settled(self, settle: Callable[[Lane[C]], T]) -> T:
+        """Settle by the lane for that; by the timer's where there is no connection to be had.
+
+        A process that ends may be able to make none: uWSGI ends Python when the library that
+        encrypts is gone already, and PostgreSQL's passwords and TLS need that.
+        """
+        try:
+            return settle(self.settle)
+        except StoreUnavailable:
+            if self.settle.connection is not None or self.timer.connection is None:
+                raise
+            return settle(self.timer)
 
     def close(self) -> None:
         """Close the connections."""

@@ -13,6 +13,7 @@ from leasecron_sync.model import (
     RunKey,
     RunRecord,
     RunState,
+    Settlement,
 )
 
 Row = tuple[Any, ...]
@@ -43,6 +44,16 @@ def lease_arrays(leases: Sequence[LeaseRef]) -> tuple[str, str, str]:
         text_array([lease.key.job for lease in leases]),
         number_array([lease.key.scheduled_ms for lease in leases]),
         number_array([lease.token for lease in leases]),
+    )
+
+
+def settlement_arrays(settlements: Iterable[Settlement]) -> tuple[str, str, str]:
+    """Write the outcomes, reasons and delays of settlements."""
+    told = [*settlements]
+    return (
+        text_array([settlement.outcome.value for settlement in told]),
+        text_array([settlement.reason for settlement in told]),
+        number_array([settlement.delay_ms for settlement in told]),
     )
 
 

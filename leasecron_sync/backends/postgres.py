@@ -18,6 +18,7 @@ from leasecron_sync.backends._postgres_rows import (
     lease_arrays,
     number_array,
     readable,
+    settlement_arrays,
     text_array,
     unreadable,
 )
@@ -242,17 +243,15 @@ class PostgresLease(LeaseBackend):
         self, asked: Sequence[tuple[LeaseRef, Settlement]], deadline_ms: int
     ) -> Sequence[Union[SettleReply, StoreRejected]]:
         leases = [lease for lease, _settlement in asked]
-        settlements = [settlement for _lease, settlement in asked]
-        values = (
-            self._given_now(),
-            *lease_arrays(leases),
-            text_array([settlement.outcome.value for settlement in settlements]),
-            text_array([settlement.reason for settlement in settlements]),
-            number_array([settlement.delay_ms for settlement in settlements]),
-        )
+        settlements = settlement_arrays(settlement for _lease, settlement in asked)
+        values = (self._given_now(), *lease_arrays(leases), *settlements)
         deadline = Deadline(max(0, deadline_ms - _clock.steady_ms()))
-        with self._linked(self._lanes.settle, deadline) as link:
-            rows = self._call(link, "settle_v1", values, deadline)
+
+        def settle(lane: Lane[Link]) -> list[Row]:
+            with self._linked(lane, deadline) as link:
+                return self._call(link, "settle_v1", values, deadline)
+
+        rows = self._lanes.settled(settle)
         answers: list[Union[SettleReply, StoreRejected]] = []
         for lease, (_pos, accepted, state, wait_ms, why) in zip(leases, sorted(rows)):
             if why is not None:  # nothing was written for it

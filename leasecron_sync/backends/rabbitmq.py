@@ -30,6 +30,9 @@ NOT_ASKED_MS = 1_000
 TEND_MS = 20_000
 """The connection is looked after this often, and three times in each interval of heartbeats."""
 
+GRANT = r"rabbitmqctl set_permissions -p VHOST USER 'leasecron\..*' 'amq\.default' ''"
+"""What gives a user the rights that are needed. Who that is stays out of logs."""
+
 
 class RabbitMQClaim(ClaimBackend):
     """Picks one winner for each run through RabbitMQ, and can do no more.
@@ -119,7 +122,7 @@ class RabbitMQClaim(ClaimBackend):
             if gate.outcome is Outcome.REFUSED:
                 message = (
                     f"{self._label} does not let this user make a queue and write to it: "
-                    f"{gate.reason}"
+                    f"{gate.reason}: `{GRANT}` lets it"
                 )
                 raise StoreUnsupported(message)
             if gate.outcome not in (Outcome.WON, Outcome.LOST):

@@ -167,8 +167,12 @@ class RedisLease(LeaseBackend):
         self, asked: Sequence[tuple[LeaseRef, Settlement]], deadline_ms: int
     ) -> Sequence[Union[SettleReply, StoreRejected]]:
         deadline = Deadline(max(0, deadline_ms - _clock.steady_ms()))
-        with self._caller.linked(self._lanes.settle, deadline) as link:
-            rows = self._call(link, "settle", settle_arguments(asked), deadline)
+
+        def settle(lane: Lane[Link]) -> Any:  # noqa: ANN401 - rows of the script
+            with self._caller.linked(lane, deadline) as link:
+                return self._call(link, "settle", settle_arguments(asked), deadline)
+
+        rows = self._lanes.settled(settle)
         answers: list[Union[SettleReply, StoreRejected]] = []
         for (lease, _settlement), (accepted, state, wait_ms, why) in zip(asked, rows):
             if why:  # nothing was written for it

@@ -111,7 +111,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def _run(given: Sequence[str]) -> int:
     given, rest = _parted(given)
     try:
-        options = _parser().parse_args(given, argparse.Namespace(rest=rest))
+        parser = _parser()
+        options, unknown = parser.parse_known_args(given, argparse.Namespace(rest=rest))
+        if unknown and given[:1] == [exec_command.NAME] and not rest:
+            raise UsageError(exec_command.misplaced(unknown))
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as ended:  # after --help and --version
         status = ended.code if isinstance(ended.code, int) else FAILED
     else:

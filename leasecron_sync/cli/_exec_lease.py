@@ -246,7 +246,7 @@ class LeaseTurn:
                 return CANNOT_RUN
             limit_ms = self._order.time_limit_ms
             end = Watch(child, asking.stop, self._clock, limit_ms, holding).until_end()
-            asking.say(f"{shown(key)}: ended with status {end.code}")
+            end.tell(asking, self._order, key)
             status = self._reported(lease, end, refused=holding.refused)
         self._prune()
         return status
@@ -263,7 +263,8 @@ class LeaseTurn:
                 self._takeover_ms, lambda: self._backend.settle(lease.ref, settlement)
             )
         except (CommandError, StoreError) as error:
-            complain(f"{error}; it ended with status {end.code}")
+            by_limit = end.reason is Reason.TIME_LIMIT  # that has been told, with another status
+            complain(str(error) if by_limit else f"{error}; it ended with status {end.code}")
             return status or LOST_LEASE
         if not reply.accepted:
             complain(lost)

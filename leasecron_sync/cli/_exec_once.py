@@ -64,5 +64,5 @@ def _executed(order: Order, key: RunKey, asking: Asking) -> int:
         complain(f"{shown(key)} was won, and no process can be started: {error}")
         return CANNOT_RUN
     end = Watch(child, stop, clock, order.time_limit_ms).until_end()
-    asking.say(f"{shown(key)}: ended with status {end.code}")
+    end.tell(asking, order, key)
     return end.code if end.reason is None else TIME_OVER

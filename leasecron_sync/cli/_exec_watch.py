@@ -8,11 +8,11 @@ from typing import Final, NamedTuple, Optional
 
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.cli._exec_child import KILL_AFTER_MS, Child
-from leasecron_sync.cli._exec_turn import Stop
+from leasecron_sync.cli._exec_turn import Asking, Order, Stop, shown
 from leasecron_sync.cli.output import complain
 from leasecron_sync.clock import Clock
 from leasecron_sync.errors import StoreError
-from leasecron_sync.model import Lease, Reason, RenewReply
+from leasecron_sync.model import Lease, Reason, RenewReply, RunKey
 from leasecron_sync.options import SchedulerOptions
 
 LOOK_MS: Final = 250
@@ -35,6 +35,17 @@ class End(NamedTuple):
 
     code: int
     reason: Optional[Reason]
+
+    def tell(self, asking: Asking, order: Order, key: RunKey) -> None:
+        """Say how it ended; of the time limit also where nobody asked for it.
+
+        The status of a command that the limit has ended is not the one of this process.
+        """
+        if self.reason is Reason.TIME_LIMIT:
+            assert order.time_limit_ms is not None
+            complain(f"{shown(key)}: ended by --time-limit {order.time_limit_ms / 1000:g}")
+        else:
+            asking.say(f"{shown(key)}: the command ended with status {self.code}")
 
 
 class Holding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Final, Optional
 
 from leasecron_sync.backends.base import Backend, BackendSettings, ClaimBackend, LeaseBackend
@@ -21,6 +22,8 @@ HELP: Final = "execute a command on one of the hosts whose crontabs have this li
 WINDOW_S: Final = 60
 MAX_S: Final = 7 * 86_400
 ATTEMPTS: Final = 3
+
+_BEHIND: Final = 'behind "--": leasecron-sync exec [URL] --name NAME ... -- COMMAND'
 
 _LEASE_ONLY: Final = {"standby": "--standby", "max_attempts": "--max-attempts", "lease": "--lease"}
 
@@ -70,10 +73,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def misplaced(arguments: Sequence[str]) -> str:
+    """Return what to say of arguments that have no place where no command was given.
+
+    Args:
+        arguments: They.
+    """
+    return f"unrecognized arguments: {' '.join(arguments)}: put the command {_BEHIND}"
+
+
 def command(options: argparse.Namespace) -> int:
     """Execute the command if this host wins the run; return its status."""
     if not options.rest:
-        message = 'give the command after "--": leasecron-sync exec URL --name N ... -- COMMAND'
+        message = f"put the command {_BEHIND}"
         raise UsageError(message)
     backend = given_backend(options.url)
     settings = _settings(backend, options)

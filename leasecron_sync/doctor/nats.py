@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.doctor.finding import Examination, Findings
@@ -12,7 +13,7 @@ from leasecron_sync.doctor.visit import ROUND_TRIPS, tell_round_trips, tell_unre
 from leasecron_sync.errors import StoreError, StoreRejected, StoreUnsupported
 
 if TYPE_CHECKING:
-    from leasecron_sync.backends._nats_stream import Facts
+    from leasecron_sync.backends._nats_stream import Facts, Stream
 
 _IDLE: Final = "Nothing can be claimed: every run is missed."
 _RIGHTS: Final = (
@@ -61,9 +62,12 @@ def examine_nats(backend: NatsClaim, exam: Examination) -> None:
             "deleted it, or they use another server, account or namespace.",
             "Compare the URL and --namespace with those of the application.",
         )
+        with findings.checking("replicas"):
+            if _wanted(backend) > 1 and _is_alone(backend, exam.call()):
+                _tell_refused_replicas(findings, _wanted(backend))
         return
     _check_stream(findings, facts)
-    _check_replicas(findings, facts)
+    _check_replicas(findings, facts, _wanted(backend))
 
 
 def _check_stream(findings: Findings, facts: Facts) -> None:
@@ -83,9 +87,59 @@ def _check_stream(findings: Findings, facts: Facts) -> None:
     )
 
 
-def _check_replicas(findings: Findings, facts: Facts) -> None:
-    if facts.replicas > 1:
-        findings.ok("replicas", f"{facts.replicas} servers keep the stream")
+def _wanted(backend: NatsClaim) -> int:
+    """Return the replicas that the URL asks for."""
+    return backend._place.replicas  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def _is_alone(backend: NatsClaim, deadline: Deadline) -> bool:
+    """Tell whether a server keeps streams itself and belongs to no cluster.
+
+    One without JetStream of its own may pass requests on to a cluster (a leaf node).
+    """
+    session, _ = backend._opened()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    async def told(stream: Stream, _deadline: Deadline) -> bool:
+        connection: Any = stream.link._connection  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        server: dict[str, Any] = connection._server_info  # noqa: SLF001 - the client shows no more
+        return bool(server.get("jetstream")) and not server.get("cluster")
+
+    return session.call(told, deadline)
+
+
+def _tell_refused_replicas(findings: Findings, wanted: int) -> None:
+    findings.problem(
+        "replicas",
+        f"the URL asks for replicas={wanted}, and this server belongs to no cluster",
+        "The server refuses such a stream: no scheduler with this URL starts. (NATS 2.9 refuses to "
+        "make one, but lets one that is there be changed, and goes on keeping it alone.)",
+        "Take replicas out of the URL of all instances, or make the server one of a cluster.",
+    )
+
+
+def _check_replicas(findings: Findings, facts: Facts, wanted: int) -> None:
+    if facts.replicas < wanted and not facts.is_clustered:
+        _tell_refused_replicas(findings, wanted)
+    elif facts.replicas > 1 and not facts.is_clustered:
+        findings.warning(
+            "replicas",
+            f"one server keeps the stream, whose settings say {facts.replicas}",
+            "The server belongs to no cluster, whatever was asked for. When its disk is lost, or "
+            "its host crashes, runs that were won are won again.",
+            "Make the server one of a cluster, or take replicas out of the URL of all instances, "
+            "stop them, and delete the stream: the next start makes it.",
+        )
+    elif facts.replicas < wanted:
+        findings.warning(
+            "replicas",
+            f"{_servers(facts.replicas)} the stream, and the URL asks for {wanted}",
+            "Until that changes, fewer servers than planned may be lost: then nothing can be "
+            "claimed, or runs that were won are won again.",
+            "The next start of a scheduler with this URL spreads the stream. If it is refused, the "
+            f"cluster has fewer than {wanted} servers with JetStream that can take it.",
+        )
+    elif facts.replicas > 1:
+        findings.ok("replicas", f"{_servers(facts.replicas)} the stream")
     elif facts.is_clustered:
         findings.warning(
             "replicas",
@@ -102,3 +156,7 @@ def _check_replicas(findings: Findings, facts: Facts) -> None:
             "minutes unless sync_interval says otherwise): runs that were won are won again.",
             "Where that is too much: a cluster and ?replicas=3, or sync_interval: always.",
         )
+
+
+def _servers(number: int) -> str:
+    return "one server keeps" if number == 1 else f"{number} servers keep"

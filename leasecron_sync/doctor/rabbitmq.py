@@ -7,7 +7,7 @@ from typing import Final, Optional
 from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends._rabbitmq_channel import Closed, Fate
 from leasecron_sync.backends._rabbitmq_link import Link
-from leasecron_sync.backends.rabbitmq import RabbitMQClaim
+from leasecron_sync.backends.rabbitmq import GRANT, RabbitMQClaim
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.doctor.finding import Examination, Finding, Findings, Level
 from leasecron_sync.doctor.host import check_client
@@ -110,12 +110,7 @@ class _Looks:
             self._findings.ok("alarms", "takes messages")
 
     def _tell_refusal(self, closed: Closed) -> None:
-        self._findings.problem(
-            "rights",
-            closed.reason,
-            _IDLE,
-            r"rabbitmqctl set_permissions -p VHOST USER 'leasecron\..*' 'amq\.default' ''",
-        )
+        self._findings.problem("rights", closed.reason, _IDLE, GRANT)
 
     def _check_heartbeat(self) -> None:
         heartbeat_ms: Optional[int] = self._visit.link().heartbeat_ms

@@ -36,8 +36,8 @@ _ADVICE: Final = {
         "the scheme without encryption (redis, amqp, nats)."
     ),
     r"password|authenticat|wrongpass|noauth|asks for a user|no such user|role .*not exist": (
-        "User and password in the URL, or in ~/.pgpass for PostgreSQL, are not those of the "
-        "server. Special characters in a URL are written percent-encoded, %40 for @."
+        "User and password are not those of the server: correct them in the URL, where special "
+        "characters are written percent-encoded, %40 for @; PostgreSQL also looks into ~/.pgpass."
     ),
     r"database .*not exist": ("Create the database, or correct its name in the URL."),
     r"no such vhost": (

@@ -154,7 +154,22 @@ def redis(services: Services) -> Iterator[str]:
         server.close()
 
 
-SERVERS = {"SHOP_DATABASE": postgres, "SHOP_REDIS": redis}
+@contextlib.contextmanager
+def rabbitmq(services: Services) -> Iterator[str]:
+    yield had(services.rabbitmq).url
+
+
+@contextlib.contextmanager
+def nats(services: Services) -> Iterator[str]:
+    yield had(services.nats).url
+
+
+SERVERS = {
+    "SHOP_DATABASE": postgres,
+    "SHOP_REDIS": redis,
+    "SHOP_RABBITMQ": rabbitmq,
+    "SHOP_NATS": nats,
+}
 
 
 @contextlib.contextmanager

@@ -50,7 +50,8 @@ def test_a_second_start_is_an_error_and_harms_nothing() -> None:
     scheduler.add_job(ran.set, SECONDLY, name="job")
     scheduler.start()
     try:
-        with pytest.raises(SchedulerStateError, match="running"):
+        told = r"running already: call stop\(\) first, and start it in one place only$"
+        with pytest.raises(SchedulerStateError, match=told):
             scheduler.start()
         assert own_threads().count("leasecron-timer") == 1
         assert ran.wait(5)

@@ -563,6 +563,13 @@ def test_each_reason_has_its_advice(reason: str, start: str) -> None:
     assert reach_advice(reason).startswith(start)
 
 
+def test_the_advice_on_a_password_is_right_for_every_store() -> None:
+    """Only PostgreSQL's client reads passwords from a file."""
+    advice = reach_advice("amqp://h refuses this user or password")
+    assert advice.partition(";")[2] == " PostgreSQL also looks into ~/.pgpass."
+    assert "correct them in the URL" in advice.partition(";")[0]
+
+
 # -- this process ----------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from leasecron_sync.cli._exec_turn import LOST_LEASE, TIME_OVER, Asking, Ended, 
 from leasecron_sync.cli._exec_watch import Holding, Watch
 from leasecron_sync.cli.output import CommandError
 from leasecron_sync.clock import SystemClock
-from leasecron_sync.errors import StoreUnavailable
+from leasecron_sync.errors import StoreRejected, StoreUnavailable
 from leasecron_sync.model import (
     ClaimReply,
     LeaseClaim,
@@ -96,9 +96,9 @@ class Scene:
         with self.stop.watching():
             return LeaseTurn(self.lease, order or self.order(), terms, asking).run()
 
-    def once(self, order: Optional[Order] = None) -> int:
+    def once(self, order: Optional[Order] = None, *, verbose: bool = False) -> int:
         """Take a turn under a claim; return its status."""
-        asking = Asking(self.stop, verbose=False, clock=self.clock)
+        asking = Asking(self.stop, verbose=verbose, clock=self.clock)
         with self.stop.watching():
             return execute_once(self.claim, order or self.order(), asking, "this host")
 
@@ -162,6 +162,9 @@ SOON = ("--name", "job", "--schedule", "* * * * * *")
     [
         (("sqlite:///j.db", *JOB), 2, '"--"'),
         (("sqlite:///j.db", *JOB, "--"), 2, '"--"'),
+        (("sqlite:///j.db", *JOB, "echo", "hi"), 2, 'echo hi: put the command behind "--"'),
+        (("sqlite:///j.db", *JOB, "ls", "-l"), 2, 'ls -l: put the command behind "--"'),
+        (("sqlite:///j.db", *JOB, "--windw", "9", "--", "x"), 2, "arguments: --windw 9 (see"),
         (("sqlite:///j.db", "--name", "job", "--", "true"), 2, "--schedule"),
         (("sqlite:///j.db", "--name", "job", "--schedule", "61 * * * *", "--", "x"), 2, "minute"),
         (("sqlite:///j.db", "--name", "", "--schedule", "* * * * *", "--", "x"), 2, "--name"),
@@ -192,6 +195,20 @@ def test_what_cannot_work_is_one_line(
     assert part in err
     assert len(err.splitlines()) == 1
     assert "s3cr3t" not in err
+
+
+def test_a_command_that_does_not_follow_two_dashes_is_sent_there_where_the_url_is_left_out(
+    capfd: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first word of the command then passes for the URL."""
+    monkeypatch.setenv("LEASECRON_SYNC_URL", "sqlite:///j.db")
+    assert main(["exec", *JOB, "echo", "hi"]) == 2
+    out, err = capfd.readouterr()
+    assert not out
+    assert err == (
+        'leasecron-sync: unrecognized arguments: hi: put the command behind "--": '
+        "leasecron-sync exec [URL] --name NAME ... -- COMMAND\n"
+    )
 
 
 def test_arguments_of_the_command_are_its_own(capfd: Output) -> None:
@@ -239,7 +256,7 @@ def test_verbose_says_what_was_decided(scene: Scene, capfd: Output) -> None:
     lines = capfd.readouterr().err.splitlines()
     assert [line.rpartition("+00:00: ")[2] for line in lines] == [
         "won, attempt 1",
-        "ended with status 0",
+        "the command ended with status 0",
         "settled, finished",
     ]
 
@@ -693,6 +710,35 @@ def test_a_time_limit_ends_the_command_and_all_that_it_started(
     assert ended("sh", "-c", line, limit_ms=500) == (143, "time limit")
     threading.Event().wait(1.5)
     assert not (folder / "late").exists()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("line", ["sleep 30", "trap 'exit 0' TERM; sleep 30 & wait"])
+def test_a_time_limit_that_ends_a_command_is_told_in_one_line_and_with_no_other_status(
+    scene: Scene, capfd: Output, line: str, *, verbose: bool
+) -> None:
+    order = scene.order(line, limit_ms=1_000)
+    for turn in (scene.turn, scene.once):
+        assert turn(order, verbose=verbose) == TIME_OVER
+        out, err = capfd.readouterr()
+        *before, last = err.splitlines()
+        assert not out
+        assert len(before) == verbose
+        assert all(": won" in line for line in before)
+        assert last.startswith("leasecron-sync: 'job' of 2023-11-15T12:00:00+00:00: ")
+        assert last.endswith(": ended by --time-limit 1")
+    assert scene.state() is RunState.FAILED
+
+
+def test_a_store_that_is_not_told_of_a_time_limit_adds_no_other_status(
+    scene: Scene, capfd: Output
+) -> None:
+    scene.lease.faults.raise_at("settle", StoreRejected("it is read-only"))
+    assert scene.turn(scene.order("sleep 30", limit_ms=1_000)) == TIME_OVER
+    err = capfd.readouterr().err
+    assert "ended by --time-limit 1" in err
+    assert err.endswith("leasecron-sync: it is read-only\n")
+    assert "143" not in err
 
 
 def test_who_gives_way_is_over_when_all_that_it_started_is(folder: Path) -> None:

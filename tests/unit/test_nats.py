@@ -26,7 +26,8 @@ from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.doctor.examine import examine
-from leasecron_sync.doctor.finding import Finding, Level
+from leasecron_sync.doctor.finding import Finding, Findings, Level
+from leasecron_sync.doctor.nats import _check_replicas
 from leasecron_sync.errors import (
     MissingDependency,
     OutcomeUnknown,
@@ -766,6 +767,79 @@ def test_the_doctor_looks_and_makes_nothing(bench: Bench) -> None:
     assert (told["stream"].level, told["stream"].measured) == (Level.OK, {"window_ms": 600_000})
     assert told["replicas"].level is Level.NOTE
     assert not {Level.WARNING, Level.PROBLEM} & {one.level for one in told.values()}
+
+
+def test_the_doctor_finds_that_a_server_without_a_cluster_refuses_the_replicas_of_the_url(
+    bench: Bench,
+) -> None:
+    url = f"{bench.server.url}?replicas=3"
+    for stream in (Level.NOTE, Level.OK):  # there is none yet, and one
+        told = found(url, bench.space)
+        assert told["stream"].level is stream
+        assert told["replicas"].level is Level.PROBLEM
+        assert "the URL asks for replicas=3" in told["replicas"].found
+        assert "?replicas=3" not in told["replicas"].advice
+        if stream is Level.NOTE:
+            with pytest.raises(StoreUnsupported, match="cannot be made or changed"):
+                bench.open(url).probe()
+        bench.open().probe()
+    with suppress(StoreUnsupported):
+        version = bench.open(url).probe().version
+        assert version.startswith("NATS 2.9.")  # it takes the change, and keeps the stream alone
+        told = found(url, bench.space)
+        assert told["replicas"].level is Level.WARNING
+        assert told["replicas"].found == "one server keeps the stream, whose settings say 3"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wanted", "clustered", "level"),
+    [
+        (1, 1, False, Level.NOTE),
+        (1, 3, False, Level.PROBLEM),
+        (3, 5, False, Level.PROBLEM),
+        (3, 3, False, Level.WARNING),
+        (3, 1, False, Level.WARNING),
+        (1, 1, True, Level.WARNING),
+        (1, 3, True, Level.WARNING),
+        (3, 5, True, Level.WARNING),
+        (3, 3, True, Level.OK),
+        (3, 1, True, Level.OK),
+    ],
+)
+def test_the_doctor_compares_the_replicas_of_stream_and_url(
+    replicas: int, wanted: int, level: Level, *, clustered: bool
+) -> None:
+    findings = Findings()
+    facts = _nats_stream.Facts("NATS", "stream", 600_000, replicas, clustered)
+    _check_replicas(findings, facts, wanted)
+    [told] = findings.all()
+    assert told.level is level
+    advises_it = "?replicas=3" in told.advice
+    assert advises_it == (replicas == wanted == 1)
+    is_few = clustered and replicas < wanted
+    assert (f"the URL asks for {wanted}" in told.found) == is_few
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_the_doctor_in_a_cluster_finds_that_the_next_start_spreads_the_stream(
+    own: Own, nats_version: Optional[str]
+) -> None:
+    hosts = ",".join(f"{host}:{port}" for host, port in own.nats_cluster(nats_version).addresses)
+    one, three = f"nats://{hosts}", f"nats://{hosts}?replicas=3"
+
+    def started(url: str) -> dict[str, Finding]:
+        with closing(NatsClaim(url)) as backend:
+            backend.open(BackendSettings("space", "me", 5_000))
+            backend.probe()
+        return found(three, "space")
+
+    assert "replicas" not in found(three, "space")  # there is no stream yet, and one can be made
+    told = started(one)["replicas"]
+    assert told.level is Level.WARNING
+    assert told.found == "one server keeps the stream, and the URL asks for 3"
+    assert started(three)["replicas"].level is Level.OK
+    assert found(one, "space")["replicas"].level is Level.OK  # a start never takes replicas away
 
 
 def test_the_doctor_tells_of_a_stream_that_forgets(bench: Bench) -> None:

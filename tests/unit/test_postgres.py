@@ -1102,3 +1102,22 @@ def _started(calls: Sequence[Callable[[], SettleReply]]) -> list[Callable[[], Se
         return results[number]
 
     return [partial(result, number) for number in range(len(calls))]
+
+
+def test_a_process_that_gets_no_connection_any_more_settles_by_the_one_it_has(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    """As at the end under uWSGI, where the library that encrypts is gone before Python."""
+    bench = Bench(postgres_url)
+    backend, name = bench.open(), postgres_url.rpartition("/")[2]
+    [reply] = backend.claim([bench.intend()])
+    assert reply.lease is not None
+    execute(postgres_server.url, f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+    with pytest.raises(StoreUnavailable):
+        backend.renew([reply.lease.ref], LEASE_MS)
+    assert backend.settle(reply.lease.ref, FINISHED).accepted
+    backend.close()
+    other = bench.open()
+    with pytest.raises(StoreUnavailable):
+        other.settle(reply.lease.ref, FINISHED)
+    other.close()

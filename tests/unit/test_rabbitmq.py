@@ -24,8 +24,10 @@ from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends._rabbitmq_gates import ARGUMENTS, EXPIRES_MS
 from leasecron_sync.backends._rabbitmq_place import gate_name
 from leasecron_sync.backends.base import BackendSettings
-from leasecron_sync.backends.rabbitmq import RabbitMQClaim
+from leasecron_sync.backends.rabbitmq import GRANT, RabbitMQClaim
 from leasecron_sync.clock import SystemClock
+from leasecron_sync.doctor.examine import examine
+from leasecron_sync.doctor.finding import Level
 from leasecron_sync.errors import (
     MissingDependency,
     StoreError,
@@ -439,6 +441,11 @@ def test_a_user_without_rights_is_told_so_at_the_start(bench: Bench, alice: str)
         error = error_of(bench.open(alice).probe)
         assert type(error) is StoreUnsupported, rights
         assert "does not let this user make a queue and write to it" in str(error)
+        assert GRANT in str(error)
+        assert not any(secret in str(error) for secret in SECRETS)
+        told = examine(RabbitMQClaim(alice), settings(3_000))
+        [advice] = {one.advice for one in told if one.level is Level.PROBLEM}
+        assert advice == GRANT
     bench.server.allow("alice", configure=r"leasecron\..*", write=r"amq\.default")
     backend = bench.open(alice)
     backend.probe()

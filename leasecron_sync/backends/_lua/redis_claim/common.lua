@@ -25,6 +25,11 @@ local function check_types(wanted)
   end
 end
 
+-- For ten minutes at least: another instance may have a longer window than the winner.
+local function matters_until(claim)
+  return claim.due_ms + math.max(2 * claim.window_ms, 600000)
+end
+
 -- Returns verdict and wait_ms of each claim. The clock decides here, the mechanism who is first: win(key,
 -- claim, is_old) returns whether this decision has the run, or nothing if nobody has it and it is too
 -- old.

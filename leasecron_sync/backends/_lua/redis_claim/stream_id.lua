@@ -22,7 +22,7 @@ return decide(function(key, claim, is_old)
     return nil
   end
   local left_ms = redis.call('PTTL', key)
-  local until_ms = claim.due_ms + 2 * claim.window_ms
+  local until_ms = matters_until(claim)
   local added = redis.pcall('XADD', key, id, 'decision', claim.decision_id, 'until', text(until_ms))
   if type(added) == 'table' then
     if string.find(added.err, 'equal or smaller') then
