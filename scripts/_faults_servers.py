@@ -31,7 +31,10 @@ END_SESSIONS: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WH
 class ServerPlace(Place):
     """A server of its own, with a proxy in front of it for each instance."""
 
-    answered: Callable[[bytes], bool] = staticmethod(anything)
+    @staticmethod
+    def answered(reply: bytes) -> bool:
+        """Tell whether what a server sent answers a call."""
+        return anything(reply)
 
     def __init__(self, folder: Path, store: str) -> None:
         super().__init__(folder)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Optional, Protocol
 
 from leasecron_sync.backends._postgres_rows import Rounds, Row, number_array, text_array, unreadable
-from leasecron_sync.errors import StoreUnavailable
+from leasecron_sync.errors import OutcomeUnknown, StoreUnavailable
 from leasecron_sync.model import (
     Lease,
     LeaseClaim,
@@ -36,7 +36,11 @@ _SETTLES = {
 class Call(Protocol):
     """Calls a function of the store, in one round trip."""
 
-    def __call__(self, function: str, values: tuple[object, ...]) -> list[Row]: ...
+    def __call__(self, name: str, values: tuple[object, ...], *, more: str = "") -> list[Row]: ...
+
+
+STORE_ID = ", (SELECT value FROM {schema}.{prefix}meta WHERE name = 'store_id')"
+"""Who decides is told with each claim."""
 
 
 class Registered:
@@ -49,10 +53,29 @@ class Registered:
     def __init__(self, label: str) -> None:
         self.label = label
         self._jobs: set[str] = set()
+        self._store_id = ""
 
-    def note(self, jobs: Iterable[str]) -> None:
-        """Note that these are registered."""
+    def note(self, jobs: Iterable[str], store_id: str) -> None:
+        """Note that these are registered, and where."""
         self._jobs.update(jobs)
+        self._store_id = store_id
+
+    def checked(self, rows: list[Row]) -> list[Row]:
+        """Return rows without the id of the store at their ends, if it is still the same.
+
+        Another instance may have registered the same jobs after the data were lost, so that none
+        of them is unknown.
+
+        Raises:
+            OutcomeUnknown: It is another store by now, which may have granted something.
+        """
+        known = self._store_id
+        if known and any(row[-1] != known for row in rows):
+            self._jobs.clear()
+            self._store_id = ""
+            message = f"{self.label}: it has lost its data"
+            raise OutcomeUnknown(message)
+        return [row[:-1] for row in rows]
 
     def check_unknown(self, unknown: Iterable[str]) -> None:
         """Look whether the store should know what it does not know.
@@ -65,6 +88,7 @@ class Registered:
         """
         if not self._jobs.isdisjoint(unknown):
             self._jobs.clear()
+            self._store_id = ""
             message = f"{self.label}: it has lost its data"
             raise StoreUnavailable(message)
 
@@ -110,19 +134,19 @@ class ClaimBatch:
             StoreError: There is no answer, or the store has lost its data.
         """
         values = (now_ms, *self.arrays())
-        rows = call("claim_v1", values)
+        rows = call("claim_v1", values, more=STORE_ID)
         unknown = self.unknown_jobs(rows)
         if unknown:  # claimed before they were registered
             registered.check_unknown(unknown)
             call("meet_v1", (text_array(unknown),))
-            rows = call("claim_v1", values)
+            rows = call("claim_v1", values, more=STORE_ID)
             if self.unknown_jobs(rows):
                 message = (
                     f"{registered.label}: jobs that were made just now cannot be seen: somebody "
                     "deletes them, or a policy of row-level security hides them"
                 )
                 raise StoreUnavailable(message)
-        return self.replies(rows)
+        return self.replies(registered.checked(rows))
 
     def unknown_jobs(self, rows: Iterable[Row]) -> list[str]:
         """Return the jobs in key order that have to be made before anything can be decided."""

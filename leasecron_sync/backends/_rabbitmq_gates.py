@@ -34,6 +34,10 @@ PUBLISH_SHARE = 4
 """Nothing is published in the last quarter of a call's time: its answer would come too late, and
 nobody would ever know it."""
 
+STUCK_MS = 1_000
+"""A broker that goes on with other things and says nothing to a declaration for so long will say
+nothing for long: the queue's node is down, and since 4.0 it waits a minute for it."""
+
 _logger = logging.getLogger("leasecron_sync.backends.rabbitmq")
 
 
@@ -57,6 +61,8 @@ class Gate:
         always: Whether to try it also where there is a message already.
         is_declared: Whether it is there, for the message to be put into it.
         is_published: Whether the message was sent.
+        is_stuck: Whether the broker said nothing to its declaration, and something to what came
+            before.
         outcome: What became of it.
         reason: Why it was refused, or could not be asked.
         code: The number of that reason.
@@ -67,6 +73,7 @@ class Gate:
     always: bool = False
     is_declared: bool = False
     is_published: bool = False
+    is_stuck: bool = False
     outcome: Optional[Outcome] = None
     reason: str = ""
     code: Optional[int] = None
@@ -116,9 +123,17 @@ def _declare(
         waiting = [gate for gate in gates if not gate.is_declared and gate.outcome is None]
         if _declare_on(link, channel, waiting, deadline, options):
             return True
-        if channel.closed is None or not link.is_sound:
+        left = [gate for gate in waiting if not gate.is_declared and not gate.outcome]
+        blocked: bool = link.is_blocked  # by now
+        if blocked or not link.is_sound or not left:
             break
-        _refuse(channel, [gate for gate in waiting if not gate.is_declared and not gate.outcome])
+        if channel.closed is not None:
+            _refuse(channel, left)
+            continue
+        # The channel says nothing more until that one is answered; others do.
+        left[0].is_stuck, left[0].outcome = True, Outcome.NOT_ASKED
+        left[0].reason = "its queue does not answer: its node of the cluster may be down"
+        link.leave_channel()
     return False
 
 
@@ -139,8 +154,19 @@ def _declare_on(
     def done() -> bool:
         return bool(taken) and all(gate.is_declared or gate.outcome for gate in gates[-1:])
 
-    link.run(lambda: channel.closed is not None or link.is_blocked or done(), deadline)
-    if channel.closed is None and not link.is_blocked and not done():
+    def ended() -> bool:
+        return channel.closed is not None or link.is_blocked or done()
+
+    def answers() -> int:
+        return len(taken) + sum(gate.is_declared or bool(gate.outcome) for gate in gates)
+
+    before = -1
+    while not ended() and link.is_sound and deadline.left_ms() and before != answers():
+        before = seen = answers()
+        # Until it says anything at all it is the broker that is slow, or silent.
+        patience_ms = min(STUCK_MS, deadline.left_ms()) if taken else deadline.left_ms()
+        link.run(lambda: ended() or answers() != seen, Deadline(patience_ms))  # noqa: B023
+    if not ended() and not deadline.left_ms():
         link.suspect()
     return channel.closed is None and not link.is_blocked and done()
 

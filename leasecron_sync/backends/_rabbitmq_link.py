@@ -155,6 +155,10 @@ class Link:
             raise self.why()
         return channel
 
+    def leave_channel(self) -> None:
+        """Use another channel from now on; what is under way on this one is not waited for."""
+        self._channel = None
+
     def is_fresh(self) -> bool:
         """Read what came in; tell whether the connection is still there."""
         if self.is_sound:

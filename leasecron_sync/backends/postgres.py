@@ -210,7 +210,8 @@ class PostgresLease(LeaseBackend):
                 _logger.error("a job is left as it is job=%r error=%r", job, error)
             standing = JobStanding(owed_from_ms, newest_ms, store_ms, store_id)
             standings[rounds.order[place]] = standing
-        self._registered.note(rounds.names)
+        if standings:
+            self._registered.note(rounds.names, standings[0].store_id)
         return [standings[number] for number in range(len(jobs))]
 
     def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
@@ -340,12 +341,12 @@ class PostgresLease(LeaseBackend):
             return self._call(link, function, values, deadline)
 
     def _call(
-        self, link: Link, function: str, values: tuple[object, ...], deadline: Deadline
+        self, link: Link, name: str, values: tuple[object, ...], deadline: Deadline, more: str = ""
     ) -> list[Row]:
-        places = ", ".join(["%s"] * (1 + len(values)))
-        statement = f"SELECT * FROM {{schema}}.{{prefix}}{function}({places})"
-        namespace = self._opened().namespace
-        return link.ask(self._names.filled(statement), (namespace, *values), deadline)
+        values = (self._opened().namespace, *values)
+        places = ", ".join(["%s"] * len(values))
+        statement = f"SELECT *{more} FROM {{schema}}.{{prefix}}{name}({places})"
+        return link.ask(self._names.filled(statement), values, deadline)
 
     def _look(self, name: str, values: Mapping[str, object]) -> list[Row]:
         """Read, by the text of a file."""

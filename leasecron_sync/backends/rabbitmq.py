@@ -24,6 +24,9 @@ from leasecron_sync.model import ClaimReply, OnceClaim, RunKey, StoreInfo, Verdi
 
 _clock = SystemClock()
 
+STUCK_MS = 15_000
+"""So long nothing is asked of a gate that did not answer: each try holds up all others."""
+
 NOT_ASKED_MS = 1_000
 """When to ask again for what could not be asked for."""
 
@@ -80,6 +83,8 @@ class RabbitMQClaim(ClaimBackend):
         # What became of this object's own decisions, and until which steady time that matters: the
         # broker does not tell them from others'.
         self._own: dict[str, tuple[Outcome, int]] = {}
+        # Until which steady time each gate is left alone that did not answer.
+        self._stuck: dict[str, int] = {}
         # pika's objects belong to one thread: the timer's, after the probe of the start.
         self._lane: Lane[Link] = Lane(Link.close)
 
@@ -148,6 +153,8 @@ class RabbitMQClaim(ClaimBackend):
         }
         for place, gate in gates.items():
             gate.outcome = self._own.get(claims[place].decision_id, (None, 0))[0]
+            if gate.outcome is None and self._stuck.get(gate.queue, 0) > steady_ms:
+                gate.outcome, gate.reason = Outcome.NOT_ASKED, "its queue does not answer"
         new = [gate for gate in gates.values() if gate.outcome is None]
         try:
             if new:
@@ -189,7 +196,10 @@ class RabbitMQClaim(ClaimBackend):
             if until_ms >= now_ms:
                 break
             del self._own[decision_id]
+        self._stuck = {queue: ms for queue, ms in self._stuck.items() if ms > now_ms}
         for place, gate in gates.items():
+            if gate.is_stuck:
+                self._stuck[gate.queue] = now_ms + STUCK_MS
             if gate.outcome in (Outcome.WON, Outcome.UNKNOWN):
                 until_ms = now_ms + 2 * claims[place].window_ms
                 self._own[claims[place].decision_id] = (gate.outcome, until_ms)

@@ -71,6 +71,7 @@ class Context:
         self.wake_heartbeat: Callable[[], None] = lambda: None
         self.note_unsettled: Callable[[int], None] = lambda _wait_ms: None
         self.note_handed_over: Callable[[RunKey], None] = lambda _key: None
+        self.note_forgotten: Callable[[str], None] = lambda _name: None
 
     def emit(self, name: EventName, key: Optional[RunKey] = None, **fields: Any) -> None:  # noqa: ANN401 - fields of Event
         """Report an event, of a run where a key is given."""

@@ -64,10 +64,12 @@ class TimerLoop:
         self._claims = Claims(context, plans, self._starter, self._reporter)
         self._changes: list[tuple[str, Optional[Job]]] = [(job.name, job) for job in jobs]
         self._jobs: dict[str, Job] = {}
+        self._forgotten: set[str] = set()
         self._watch = TimeWatch(context.caller.now_ms(), context.clock.steady_ms())
         self._seen_back_ms: Optional[int] = None
         context.note_unsettled = self.note_unsettled
         context.note_handed_over = self.note_handed_over
+        context.note_forgotten = self.note_forgotten
 
     # -- called by other threads ---------------------------------------------------------------
 
@@ -88,6 +90,12 @@ class TimerLoop:
         until_ms = self._context.clock.steady_ms() + self._context.options.lease_ms
         with self._lock:
             self._standby.handed_over(key, until_ms)
+
+    def note_forgotten(self, name: str) -> None:
+        """Look back over a job of which the store has forgotten a run; called by workers."""
+        with self._lock:
+            self._forgotten.add(name)
+        self._context.wake_timer()
 
     def coming(self) -> dict[str, int]:
         """Return each job's next scheduled time.
@@ -207,6 +215,8 @@ class TimerLoop:
                 self._agenda.add(job, now_ms)
                 self._watch.agenda_is_at(now_ms)
                 self._jobs[name] = added[name] = job
+        names, self._forgotten = self._forgotten, set()
+        added.update({name: self._jobs[name] for name in names if name in self._jobs})
         if added and self._catch_up is not None:
             self._catch_up.look_back(list(added.values()), forget=False)
             self._standby.note(0, self._context.clock.steady_ms())

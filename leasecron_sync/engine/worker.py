@@ -228,6 +228,8 @@ class Settling:
                 self._tell_unknown()
             else:
                 live.control.refuse()
+            if reply.state is None:
+                self._report_forgotten()
         elif reply.state is RunState.FINISHED:
             context.emit_of("run_finished", live)
         elif reply.state is RunState.FAILED:
@@ -246,6 +248,19 @@ class Settling:
             if ending.outcome is Outcome.HANDED_OVER:
                 context.note_handed_over(live.key)
             context.note_unsettled(reply.wait_ms)
+
+    def _report_forgotten(self) -> None:
+        """Tell of a run that the store knows nothing of; look back, unless it is done."""
+        context, live = self._context, self._live
+        _logger.error(
+            "the store has no record of a run that was won here: it has lost its newest data, or "
+            "somebody has deleted them job=%r scheduled_ms=%d outcome=%s",
+            live.key.job,
+            live.key.scheduled_ms,
+            self._ending.outcome.value,
+        )
+        if self._ending.outcome is not Outcome.FINISHED:
+            context.note_forgotten(live.key.job)  # nobody else knows that it is not done
 
     def _tell_unknown(self) -> None:
         if not self._live.control.known_lost:  # a loss is told once

@@ -24,7 +24,7 @@ def _campaigns(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Any]
     modules = {
         item.module.__name__: item.module
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "outcome" in item.fixturenames
+        if isinstance(item, pytest.Function) and hasattr(item.module, "CAMPAIGNS")
     }
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running: dict[str, Future[Any]] = {}
