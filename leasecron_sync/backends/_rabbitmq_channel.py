@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -120,6 +121,11 @@ class Channel:
         properties = self._pika.BasicProperties(delivery_mode=2, message_id=str(tag))
         self._channel.basic_publish("", queue, body, properties, mandatory=mandatory)
         self._sent, self._waiting[tag] = tag, done
+
+    def close(self) -> None:
+        """Have the broker close it, when it comes to that; nobody waits."""
+        with suppress(self._pika.exceptions.AMQPError):
+            self._channel.close()
 
     # -- what it is told -----------------------------------------------------------------------
 

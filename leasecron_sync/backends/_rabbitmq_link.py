@@ -157,7 +157,10 @@ class Link:
 
     def leave_channel(self) -> None:
         """Use another channel from now on; what is under way on this one is not waited for."""
-        self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with quiet():
+                channel.close()  # else each would stay, up to the most that a connection may have
 
     def is_fresh(self) -> bool:
         """Read what came in; tell whether the connection is still there."""

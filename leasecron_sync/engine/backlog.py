@@ -215,7 +215,7 @@ class Backlog:
             if is_over(item, self._expiry, now_ms, steady_ms):
                 self._remove(item)
                 expired.append(item)
-            else:
+            elif item.unknown:
                 self._ends.keep(item)
         for name in sorted(self._crowded):
             for item in self._surplus(name, now_ms, steady_ms):

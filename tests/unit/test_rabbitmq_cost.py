@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import pytest
 
+from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends._rabbitmq_gates import ARGUMENTS
 from leasecron_sync.backends._rabbitmq_place import gate_name, place_of_url
 from leasecron_sync.backends.base import BackendSettings
@@ -81,3 +82,15 @@ def test_answers_are_told_apart_by_their_order(
     wanted = [Verdict.GRANTED if number % 3 else Verdict.TAKEN for number in range(MANY)]
     wanted[MANY // 2 + 1] = Verdict.REJECTED
     assert verdicts == wanted
+
+
+def test_a_channel_that_is_left_is_closed(rabbitmq_url: str, namespace: str) -> None:
+    """A connection may have so many only, and a node may be down for days."""
+    backend = RabbitMQClaim(rabbitmq_url)
+    backend.open(BackendSettings(namespace, "instance", 5_000))
+    with closing(backend.connected(Deadline(5_000))) as link:
+        for _ in range(3):
+            link.leave_channel()
+            link.channel(Deadline(5_000))
+        assert link.run(lambda: len(link._connection._channels) == 1, Deadline(5_000))
+    backend.close()
