@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
+from leasecron_sync.backends._sqlite_errors import Unusable
 from leasecron_sync.backends._sqlite_files import Identity
+from leasecron_sync.clock import SystemClock
+
+_clock = SystemClock()
 
 _logger = logging.getLogger("leasecron_sync.backends.sqlite")
+
+BRIDGED_STEP_MS = 10_000
+"""The host's clock may step back this far before the newest time in the file is given up."""
 
 STEP_WARNING_MS = 60_000
 """A clock that is behind the file is warned of this often at most."""
@@ -65,14 +73,36 @@ class Past:
             self._tell("the log of the SQLite file is gone, what was claimed last may run again")
             self._store_id = ""
 
-    def note_store(self, store_id: str, writes: int, seen: Seen) -> None:
-        """Compare what a transaction reads with what was there before.
+    def look(self, meta: Mapping[str, str], seen: Seen, now_ms: int) -> tuple[int, int]:
+        """Read what the file says of its past, and tell what was lost.
 
         Args:
-            store_id: Id of the store.
-            writes: How often it was written to.
+            meta: What it says.
             seen: What the connection saw last; another one may have seen more by now.
+            now_ms: The host's clock.
+
+        Returns:
+            The store's clock: the host's, without its small steps back. And how often it was
+            written to.
+
+        Raises:
+            Unusable: It says nothing of the kind.
         """
+        try:
+            stored_ms, writes = int(meta["clock_ms"]), int(meta["writes"])
+        except (KeyError, ValueError) as error:
+            message = f"the SQLite file {self._path!r} is damaged: it has no clock"
+            raise Unusable(message) from error
+        self._note_store(meta.get("store_id", ""), writes, seen)
+        if now_ms >= stored_ms:
+            return now_ms, writes
+        if stored_ms - now_ms <= BRIDGED_STEP_MS:
+            return stored_ms, writes
+        self._note_step_back(stored_ms - now_ms, _clock.steady_ms())
+        return now_ms, writes
+
+    def _note_store(self, store_id: str, writes: int, seen: Seen) -> None:
+        """Compare what a transaction reads with what was there before."""
         if store_id == self._store_id and (seen.age != self._age or writes >= seen.writes):
             return  # as ever
         with self._lock:
@@ -84,7 +114,7 @@ class Past:
                     "the SQLite file is an earlier one, what was claimed since may run again"
                 )
 
-    def note_step_back(self, step_ms: int, steady_ms: int) -> None:
+    def _note_step_back(self, step_ms: int, steady_ms: int) -> None:
         """Warn of a clock that stepped back, now and then.
 
         Until somebody writes, each look at the file finds the step again, and instances whose

@@ -17,9 +17,9 @@ under its token, gets the same verdict as the first time, with the time that is 
 
 Secrets: ``repr``, log records and errors show a URL without user and password.
 
-Threads: ``claim``, ``register``, ``pending``, ``states``, ``prune``, ``probe`` and ``tend`` come
-from one thread, ``renew`` from another, ``settle`` from any. ``renew`` never waits for the others.
-A backend never calls back into the library.
+Threads: ``claim``, ``rehearse``, ``register``, ``pending``, ``states``, ``prune``, ``probe`` and
+``tend`` come from one thread, ``renew`` from another, ``settle`` from any. ``renew`` never waits
+for the others. A backend never calls back into the library.
 """
 
 from __future__ import annotations
@@ -147,6 +147,18 @@ class LeaseBackend(Backend):
 
         Repeat: the same ``decision_id`` gets the same verdict while its lease is live.
         """
+
+    def rehearse(self, claims: Sequence[LeaseClaim]) -> None:
+        """Do what these claims would do, without any effect, so that the next ones are fast.
+
+        Called 40 ms before a run falls due after a rest, and not waited for longer than that. A
+        store in this process finds what it needs near the processor afterwards. A round trip
+        would gain nothing, so by default nothing is done.
+
+        Raises:
+            StoreError: It was not possible; the claim will tell.
+        """
+        del claims
 
     @abstractmethod
     def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:

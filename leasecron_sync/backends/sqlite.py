@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Callable, ClassVar, Optional, TypeVar, Union
 
 from leasecron_sync.backends import _local
@@ -63,11 +64,11 @@ T = TypeVar("T")
 
 _clock = SystemClock()
 
-BRIDGED_STEP_MS = 10_000
-"""The host's clock may step back this far before the newest time in the file is given up."""
-
 CLOSE_S = 0.1
 """How long closing waits for a call that is under way."""
+
+REHEARSAL_MS = 25
+"""How long a rehearsal waits for a locked file at most: soon the runs are due that it is for."""
 
 NOTE = "UPDATE leasecron_meta SET value = ? WHERE name = ?"
 
@@ -173,6 +174,18 @@ class SQLiteLease(LeaseBackend):
         return self._write(
             self._timer_lane, lambda tables, now_ms: _local.claim(tables, claims, now_ms)
         )
+
+    def rehearse(self, claims: Sequence[LeaseClaim]) -> None:
+        lane, due_ms = self._timer_lane, max(claim.due_ms for claim in claims)
+        if not lane.prepared or lane.is_outdated():
+            return  # a file is made, or its loss told, by what has an effect
+
+        def work(tables: SQLiteTables, now_ms: int) -> None:
+            _local.claim(tables, claims, max(now_ms, due_ms))
+            raise _RehearsalOver
+
+        with suppress(_RehearsalOver):  # whatever it wrote is rolled back
+            self._step(lane, work, _clock.steady_ms() + REHEARSAL_MS, begin=WRITE)
 
     def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
         return self._write(
@@ -295,7 +308,7 @@ class SQLiteLease(LeaseBackend):
             changes = connection.total_changes
             meta = read_meta(connection)
             check_format(self._path, meta)
-            now_ms, writes = self._look(lane, meta)
+            now_ms, writes = self._past.look(meta, lane.seen, self._now_ms())
             lane.note_log()
             tables.begin(meta.get("store_id", ""))
             result = work(tables, now_ms)
@@ -321,27 +334,6 @@ class SQLiteLease(LeaseBackend):
                 raise
             message = f"nobody knows whether a commit took effect: {translated(self._path, error)}"
             raise OutcomeUnknown(message) from error
-
-    def _look(self, lane: Lane, meta: Mapping[str, str]) -> tuple[int, int]:
-        """Read what the file says of its past.
-
-        Returns:
-            The store's clock: the host's, without its small steps back. And how often it was
-            written to.
-        """
-        try:
-            stored_ms, writes = int(meta["clock_ms"]), int(meta["writes"])
-        except (KeyError, ValueError) as error:
-            message = f"the SQLite file {self._path!r} is damaged: it has no clock"
-            raise Unusable(message) from error
-        self._past.note_store(meta.get("store_id", ""), writes, lane.seen)
-        now_ms = self._now_ms()
-        if now_ms >= stored_ms:
-            return now_ms, writes
-        if stored_ms - now_ms <= BRIDGED_STEP_MS:
-            return stored_ms, writes
-        self._past.note_step_back(stored_ms - now_ms, _clock.steady_ms())
-        return now_ms, writes
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -393,6 +385,10 @@ class SQLiteLease(LeaseBackend):
             raise
         connection.execute("COMMIT")
         lane.prepared = True
+
+
+class _RehearsalOver(Exception):
+    """Ends a transaction that is to have no effect."""
 
 
 def _busy_ms(deadline_ms: int) -> int:

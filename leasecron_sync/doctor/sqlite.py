@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 from leasecron_sync.backends._sqlite_errors import translated
 from leasecron_sync.backends._sqlite_mounts import mount_of, read_mounts
+from leasecron_sync.backends._sqlite_past import BRIDGED_STEP_MS
 from leasecron_sync.backends._sqlite_place import check_place
 from leasecron_sync.backends._sqlite_schema import INDEXES, META, TABLES
-from leasecron_sync.backends.sqlite import BRIDGED_STEP_MS, SQLiteLease
+from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.clock import Clock, SystemClock
 from leasecron_sync.doctor.finding import Examination, Findings
 from leasecron_sync.doctor.store_format import tell_format

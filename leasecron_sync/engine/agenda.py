@@ -188,6 +188,13 @@ class Agenda:
             heapq.heappop(self._heap)
         return self._heap[0].at_ms if self._heap else None
 
+    def first(self) -> Optional[Due]:
+        """Return the scheduled time that may come due next."""
+        if self.next_ms() is None:
+            return None
+        plan, scheduled_ms = self._heap[0].plan, self._heap[0].scheduled_ms
+        return Due(plan.job, scheduled_ms, plan.job.due_ms(scheduled_ms))
+
     def coming(self) -> dict[str, int]:
         """Return each job's next scheduled time."""
         found: dict[str, int] = {}

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Callable, NamedTuple, Protocol, Union
 
 from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
+from leasecron_sync.engine.agenda import Due
 from leasecron_sync.engine.context import TIMER_LANE, Context
-from leasecron_sync.engine.decide import Candidate
+from leasecron_sync.engine.decide import Candidate, Origin
 from leasecron_sync.errors import OutcomeUnknown, StoreError
 from leasecron_sync.model import ClaimReply, LeaseClaim, LeaseReply, OnceClaim, RunKey, Verdict
 
@@ -105,6 +106,17 @@ class LeaseClaimer(_Asking):
         now_ms = self._context.caller.now_ms()
         claims = [self._claim_of(item, now_ms, sent_ms) for item in candidates]
         return self._ask(candidates, lambda: self._backend.claim(claims))
+
+    def rehearse(self, due: Due) -> None:
+        """Do what asking for a run takes, without asking.
+
+        Raises:
+            StoreError: It was not possible; the claim will tell.
+        """
+        now_ms, steady_ms = self._context.caller.now_ms(), self._context.clock.steady_ms()
+        key = RunKey(due.job.name, due.scheduled_ms)
+        item = Candidate(due.job, key, due.due_ms, Origin.ON_TIME, steady_ms)
+        self._backend.rehearse([self._claim_of(item, now_ms, steady_ms)])
 
     def _claim_of(self, item: Candidate, now_ms: int, steady_ms: int) -> LeaseClaim:
         return LeaseClaim(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
 from typing import Optional
 
 from leasecron_sync.backends.base import ClaimBackend, LeaseBackend
+from leasecron_sync.engine.agenda import Due
 from leasecron_sync.engine.backlog import Backlog
 from leasecron_sync.engine.claiming import Answer, Claimer, LeaseClaimer, OnceClaimer
 from leasecron_sync.engine.context import Context
@@ -19,6 +21,8 @@ from leasecron_sync.engine.starting import Starter
 from leasecron_sync.errors import StoreError
 from leasecron_sync.model import Verdict
 from leasecron_sync.options import EXTRA_SLOTS, MAX_WAIT_MS, ON_TIME_MS
+
+_logger = logging.getLogger("leasecron_sync.engine.claims")
 
 DEFER_MS = 1_000
 """A run deferred without a record is asked for again after at most this long."""
@@ -135,6 +139,18 @@ class Claims:
             plans.backlog.drop_known(known.keys)
             if known.unsettled:
                 plans.standby.note(DEFER_MS, self._context.clock.steady_ms())
+
+    def rehearse(self, due: Due) -> None:
+        """Go through a claim without making it, shortly before it is due.
+
+        Its error says no more than that of the claim, which is told in full.
+        """
+        if not isinstance(self._claimer, LeaseClaimer):
+            return
+        try:
+            self._claimer.rehearse(due)
+        except StoreError as error:
+            _logger.debug("a rehearsal failed, the claim will tell error=%r", str(error))
 
     def _ask(self, candidates: list[Candidate], sent_ms: int) -> list[Answer]:
         try:

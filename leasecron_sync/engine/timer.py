@@ -57,7 +57,7 @@ class TimerLoop:
         self._tending = Tending(context)
         # On a lease backend the look back at the start compares the clocks.
         self._skew = SkewCheck(context, soon=self._catch_up is None)
-        self._held_off = False
+        self._held_off = self._getting_ready = False
         # Held while the agenda, the backlog and the standby are read or changed, never over a call.
         self._lock = threading.RLock()
         plans = Plans(self._backlog, self._standby, self._lock)
@@ -135,6 +135,8 @@ class TimerLoop:
         if not more:
             self._context.claimed.set()
         self._drop_expired()
+        if self._getting_ready:
+            self._rehearse()
         return self._delay_ms(more=more)
 
     def _round(self) -> bool:
@@ -350,6 +352,16 @@ class TimerLoop:
 
     # -- the next step -------------------------------------------------------------------------
 
+    def _rehearse(self) -> None:
+        """Warm up before what comes due after a rest, unless the time for that has passed."""
+        self._getting_ready = False
+        with self._lock:
+            due = self._agenda.first()
+        if due is None or self._context.caller.is_down():
+            return
+        if READY_MS // 4 < due.due_ms - self._context.caller.now_ms() <= READY_MS:
+            self._claims.rehearse(due)
+
     def _delay_ms(self, *, more: bool) -> int:
         clock = self._context.clock
         now_ms, steady_ms = self._context.caller.now_ms(), clock.steady_ms()
@@ -373,8 +385,9 @@ class TimerLoop:
         delays += [max(ms, self._retry_ms) - steady_ms for ms in steady if ms is not None]
         delay_ms = max(0, min(delays))
         if delay_ms >= 4 * READY_MS:
-            # What a process has not touched for a while is far from the processor. One look at it
-            # shortly before the time comes is paid for by nobody who waits.
+            # What a process has not touched for a while is far from the processor. A step and a
+            # rehearsal shortly before the time comes are paid for by nobody who waits.
             delay_ms -= READY_MS
+            self._getting_ready = True
         self._watch.plan(steady_ms + delay_ms)
         return delay_ms

@@ -49,6 +49,7 @@ _METHODS = _LOCAL | {
     "probe",
     "register",
     "claim",
+    "rehearse",
     "renew",
     "settle",
     "pending",
@@ -268,6 +269,9 @@ class FaultyLease(_Faulty, LeaseBackend):
 
     def claim(self, claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
         return self.faults.call("claim", lambda: self._backend.claim(claims))
+
+    def rehearse(self, claims: Sequence[LeaseClaim]) -> None:
+        self.faults.call("rehearse", lambda: self._backend.rehearse(claims))
 
     def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
         return self.faults.call("renew", lambda: self._backend.renew(leases, lease_ms))

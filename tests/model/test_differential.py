@@ -77,7 +77,7 @@ def _sqlite(request: pytest.FixtureRequest) -> Iterator[Store]:
             return spans_of(rows.fetchall())
 
     # Small steps back of the clock are bridged by this backend alone, see tests/unit/test_sqlite.
-    bridges_nothing = mock.patch("leasecron_sync.backends.sqlite.BRIDGED_STEP_MS", 0)
+    bridges_nothing = mock.patch("leasecron_sync.backends._sqlite_past.BRIDGED_STEP_MS", 0)
     with bridges_nothing, _without_waiting_for_the_disk():
         yield Store(connect, pruned)
 

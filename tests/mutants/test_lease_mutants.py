@@ -324,6 +324,11 @@ class LosesAllForOne(MemoryLease):
         return [RenewReply.LOST] * len(replies) if RenewReply.LOST in replies else replies
 
 
+class ClaimsWhatItRehearses(MemoryLease):
+    def rehearse(self, claims: Sequence[LeaseClaim]) -> None:
+        self.claim(claims)
+
+
 class RenewsTheFirstHundred(MemoryLease):
     def renew(self, leases: Sequence[LeaseRef], lease_ms: int) -> Sequence[RenewReply]:
         rest = [RenewReply.RENEWED] * len(leases[100:])
@@ -483,6 +488,7 @@ BACKEND_FAULTS = (
     Fault(ReadsTheHostClock, "store_clock_rules"),
     Fault(AnswersInAnOrderOfItsOwn, "replies_keep_the_order"),
     Fault(LosesAllForOne, "one_lost_lease_does_not_spoil_the_batch"),
+    Fault(ClaimsWhatItRehearses, "a_rehearsal_has_no_effect"),
     Fault(RenewsTheFirstHundred, "thousand_leases_are_renewed_in_one_call"),
     Fault(ResetsTokensWhenPruning, "prune_keeps_tokens_and_live_runs"),
     Fault(PrunesWhateverIsOld, "prune_keeps_tokens_and_live_runs"),

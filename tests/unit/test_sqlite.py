@@ -14,8 +14,9 @@ from unittest import mock
 
 import pytest
 
+from leasecron_sync.backends._sqlite_past import BRIDGED_STEP_MS
 from leasecron_sync.backends.base import BackendSettings
-from leasecron_sync.backends.sqlite import BRIDGED_STEP_MS, SQLiteLease
+from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.errors import (
     OutcomeUnknown,
     StoreRejected,
@@ -392,6 +393,35 @@ def test_a_busy_file_is_unavailable_within_the_call_time_out(bench: Bench, lane:
                 calls[lane]()
     assert ask(backend, claim).verdict is Verdict.GRANTED
     calls[lane]()
+
+
+def test_a_rehearsal_gives_up_before_a_call_would_and_leaves_nothing_locked(bench: Bench) -> None:
+    backend = bench.open(call_timeout_ms=60_000)
+    win(backend, bench.intend("before"))
+    claim = bench.intend()
+    with closing(sqlite3.connect(bench.path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            backend.rehearse([claim])
+        other.execute("ROLLBACK")
+        backend.rehearse([claim])
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+    assert ask(backend, claim).verdict is Verdict.GRANTED
+
+
+def test_a_rehearsal_makes_no_file_where_one_is_gone(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = bench.open()
+    win(backend, bench.intend("before"))
+    bench.path.unlink()
+    backend.rehearse([bench.intend()])
+    assert not bench.path.exists()
+    assert not caplog.records
+    win(backend, bench.intend())
+    assert [record.key.job for record in backend.history(None, 10)] == ["job"]
+    assert caplog.records, "the loss is told by the claim"
 
 
 def test_reading_does_not_wait_for_a_writer(bench: Bench) -> None:

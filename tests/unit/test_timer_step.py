@@ -9,9 +9,11 @@ from typing import Any, Callable
 
 import pytest
 
-from leasecron_sync import at
-from leasecron_sync.errors import OutcomeUnknown, StoreRejected
-from leasecron_sync.model import LeaseReply, RunKey, RunState, Verdict
+from leasecron_sync import at, every
+from leasecron_sync.errors import OutcomeUnknown, StoreError, StoreRejected
+from leasecron_sync.model import LeaseClaim, LeaseReply, RunKey, RunState, Verdict
+from leasecron_sync.options import READY_MS
+from leasecron_sync.testing import FaultyLease
 from tests.fleet import (
     DAY,
     HOUR,
@@ -86,6 +88,75 @@ def test_an_idle_instance_asks_its_store_nothing() -> None:
     before = [item.calls() for item in instances]
     fleet.advance(49 * MINUTE)
     assert [item.calls() for item in instances] == before
+
+
+def rehearsals_of(item: Instance) -> list[tuple[int, RunKey]]:
+    """Note when an instance rehearses which claim."""
+    noted: list[tuple[int, RunKey]] = []
+    backend = item.backend
+    assert isinstance(backend, FaultyLease)
+    rehearse = backend.rehearse
+
+    def noting(claims: Sequence[LeaseClaim]) -> None:
+        noted.extend((item.clock.now_ms(), claim.key) for claim in claims)
+        rehearse(claims)
+
+    backend.rehearse = noting  # type: ignore[method-assign]
+    return noted
+
+
+def test_a_claim_is_rehearsed_shortly_before_a_run_falls_due_after_a_rest() -> None:
+    fleet, (only,) = fleet_of(1)
+    noted = rehearsals_of(only)
+    start_all([only], "* * * * *")
+    only.job("jittered", "* * * * *", None, jitter_ms=30 * SECOND)
+    fleet.advance(3 * MINUTE)
+    due = {start.scheduled_ms + start.at_ms % MINUTE: start.job for start in fleet.starts}
+    assert len(due) == 6
+    assert {key.job for _at_ms, key in noted} == {"job", "jittered"}
+    for at_ms, key in noted:
+        [due_ms] = [ms for ms, job in due.items() if job == key.job and 0 < ms - at_ms < SECOND]
+        assert due_ms - at_ms <= READY_MS
+    assert len({key for _at_ms, key in noted}) == len(noted) >= 4
+
+
+def test_nothing_is_rehearsed_without_a_rest() -> None:
+    fleet, (only,) = fleet_of(1)
+    for number in range(20):
+        only.job(f"job {number}", every(seconds=1), None, jitter_ms=999)
+    only.start()
+    fleet.advance(5 * SECOND)
+    noted = rehearsals_of(only)
+    fleet.advance(5 * SECOND)
+    assert len(noted) < len(fleet.started()) // 4
+
+
+@pytest.mark.parametrize("error", [StoreRejected("no"), OutcomeUnknown("nobody knows")])
+def test_a_rehearsal_that_fails_is_told_by_nobody(
+    caplog: pytest.LogCaptureFixture, error: StoreError
+) -> None:
+    fleet, (only,) = fleet_of(1)
+    start_all([only], "* * * * *")
+    for nth in (1, 2):
+        only.backend.faults.raise_at("rehearse", error, nth)
+    with caplog.at_level(logging.INFO, "leasecron_sync"):
+        fleet.advance(2 * MINUTE)
+    assert only.backend.faults.calls("rehearse") == 2
+    assert fleet.started() == minutes(0, 1)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not only.named("store_down", "store_back")
+
+
+def test_nothing_is_rehearsed_in_an_outage() -> None:
+    fleet, (only,) = fleet_of(1)
+    start_all([only], "* * * * *")
+    fleet.advance(30 * SECOND)
+    only.backend.faults.down = True
+    fleet.advance(MINUTE)
+    assert only.named("store_down")
+    before = only.backend.faults.calls("rehearse")
+    fleet.advance(5 * MINUTE)
+    assert only.backend.faults.calls("rehearse") == before
 
 
 @pytest.mark.parametrize("family", ["lease", "claim"])

@@ -64,6 +64,24 @@ class ReadingCases:
         assert asker.pending() == asker.pending()
         assert store.records() == before
 
+    def test_a_rehearsal_has_no_effect(self, store: LeaseStore) -> None:
+        """A claim that is gone through and not made: others see nothing of it, and can win."""
+        holder, asker, other = store.instance(), store.instance(), store.instance()
+        lapsed, live, settled = (store.run(name) for name in ("lapsed", "live", "settled"))
+        holder.win(lapsed)
+        holder.finish(holder.win(settled))
+        store.lapse()
+        holder.win(live)
+        coming = RunKey("new", store.now_ms() + HOUR_MS)
+        runs = (lapsed, live, settled, coming)
+        before = store.records()
+        for _ in range(2):
+            asker.backend.rehearse([asker.intend(run) for run in runs])
+        assert store.records() == before
+        assert other.ask(coming).verdict is Verdict.EARLY
+        assert other.win(lapsed).attempt == 2
+        assert other.win(store.run("new")).attempt == 1
+
     def test_oldest_runs_are_listed_up_to_the_limit(self, store: LeaseStore) -> None:
         """PENDING-1: what is left out is listed when the others are settled."""
         holder, asker = store.instance(), store.instance()

@@ -196,6 +196,10 @@ class RecordingLease(_Recording, LeaseBackend):
         self._failed(CLAIMED, call, items[len(replies) :], UNKNOWN)
         return replies
 
+    def rehearse(self, claims: Sequence[LeaseClaim]) -> None:
+        """Rehearse, and write nothing: it has no effect."""
+        self._backend.rehearse(claims)
+
     def _claimed(self, call: _Call, fields: Fields, reply: LeaseReply) -> None:
         for key in reply.abandoned:  # settled in the same step, before the grant
             self._abandoned(call.sent, key, fields["decision_id"])

@@ -13,9 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable, Final, Optional, Protocol
 
+from leasecron_sync.backends._sqlite_past import BRIDGED_STEP_MS
 from leasecron_sync.backends.base import Backend, ClaimBackend, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease, MemoryStore
-from leasecron_sync.backends.sqlite import BRIDGED_STEP_MS, SQLiteLease
+from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.testing.memory import MemoryClaim
 
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
