@@ -448,7 +448,7 @@ def all_planted() -> tuple[Planted, ...]:
         ("crowd", _decides(faulty.lets_a_younger_run_go_first), "a younger run goes first"),
         ("storm", _decides(faulty.draws_tokens_per_run), "tokens rise by run, not by job"),
         ("outages", _decides(faulty.counts_tokens_from_one), "tokens begin at one"),
-        ("deploys", _decides(faulty.renews_without_a_token), "a renewal without its token"),
+        ("hurricane", _decides(faulty.renews_without_a_token), "a renewal without its token"),
         ("storm", _decides(faulty.settles_without_a_token), "a settlement without a token"),
         ("storm", _decides(faulty.renews_what_is_settled), "a settled run is renewed"),
         ("storm", _decides(faulty.settles_twice), "a settled run is settled anew"),

@@ -56,6 +56,8 @@ def _behaviour(dice: Dice, profile: Profile, lease_ms: int) -> Behaviour:
     longest_ms = round(profile.longest * lease_ms)
     busy = dice.chance(profile.busy)
     length_ms = dice.between(1, dice.pick((50, lease_ms // 3, longest_ms))) if busy else 0
+    if profile.pruned and dice.chance(5):  # at work for longer than the history goes back
+        length_ms = dice.between(61_000, 80_000)
     late_ms = dice.pick((0, 0, 0, 5, lease_ms // 10))
     if not profile.gentle and dice.chance(50):
         late_ms = dice.between(0, 2 * lease_ms)
