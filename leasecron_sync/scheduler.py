@@ -148,7 +148,8 @@ class Status:
             if late_ms >= STUCK_MS
         ]
         if self.store_down_since is not None:
-            found.append(f"the store has not answered since {self.store_down_since.isoformat()}")
+            since = self.store_down_since.isoformat()
+            found.append(f"the store does not answer, or refuses a command, since {since}")
         return found
 
 

@@ -177,6 +177,15 @@ class Link:
         """Whether it is connected."""
         return self._connection is not None and bool(self._connection.is_connected)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the server keeps streams itself and belongs to no cluster.
+
+        One without JetStream of its own may pass requests on to a cluster (a leaf node).
+        """
+        told: dict[str, Any] = self._connection._server_info  # noqa: SLF001 - the client shows no more
+        return bool(told.get("jetstream")) and not told.get("cluster")
+
     async def close(self) -> None:
         """Close it; bounded, never raises."""
         if self._connection is None:

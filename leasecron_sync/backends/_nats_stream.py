@@ -58,6 +58,7 @@ class Facts:
         replicas: How many servers keep it.
         is_clustered: Whether there are more servers.
         problems: Why it cannot be used.
+        is_alone: Whether the server that answers keeps streams itself, and is in no cluster.
     """
 
     version: str
@@ -66,6 +67,7 @@ class Facts:
     replicas: int = 1
     is_clustered: bool = False
     problems: tuple[str, ...] = ()
+    is_alone: bool = False
 
 
 class Stream:
@@ -136,7 +138,7 @@ class Stream:
         """
         answer = await self._info(deadline)
         if answer is None:
-            return Facts(self.link.version, self._name)
+            return Facts(self.link.version, self._name, is_alone=self.link.is_alone)
         config: dict[str, Any] = answer["config"]
         cluster: Optional[dict[str, Any]] = answer.get("cluster")
         return Facts(
@@ -146,6 +148,7 @@ class Stream:
             config.get("num_replicas", 1),
             cluster is not None and bool(cluster.get("name")),
             self._problems(config),
+            self.link.is_alone,
         )
 
     async def _found(self, deadline: Deadline) -> Optional[dict[str, Any]]:

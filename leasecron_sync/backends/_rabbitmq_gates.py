@@ -38,6 +38,9 @@ STUCK_MS = 1_000
 """A broker that goes on with other things and says nothing to a declaration for so long will say
 nothing for long: the queue's node is down, and since 4.0 it waits a minute for it."""
 
+MAX_APART = 32
+"""How many gates are asked for on channels of their own at the same time."""
+
 _logger = logging.getLogger("leasecron_sync.backends.rabbitmq")
 
 
@@ -96,7 +99,8 @@ def decide(
     reserve_ms = deadline.left_ms() // PUBLISH_SHARE
     try:
         with quiet():
-            if _declare(link, gates, deadline, {"durable": True, **options}):
+            options = {"durable": True, **options}
+            if _declare(link, gates, deadline, reserve_ms, options):
                 _publish(link, gates, deadline, reserve_ms)
     except StoreError:
         pass  # the link knows why
@@ -110,7 +114,11 @@ def decide(
 
 
 def _declare(
-    link: Link, gates: Sequence[Gate], deadline: Deadline, options: dict[str, bool]
+    link: Link,
+    gates: Sequence[Gate],
+    deadline: Deadline,
+    reserve_ms: int,
+    options: dict[str, bool],
 ) -> bool:
     """Make all gates before anything is published; tell whether messages are taken.
 
@@ -121,6 +129,8 @@ def _declare(
             break
         channel = link.channel(deadline)
         waiting = [gate for gate in gates if not gate.is_declared and gate.outcome is None]
+        if deadline.left_ms() < 2 * STUCK_MS + reserve_ms and any(gate.is_stuck for gate in gates):
+            waiting = []  # more that do not answer would leave no time to decide the others
         if _declare_on(link, channel, waiting, deadline, options):
             return True
         left = [gate for gate in waiting if not gate.is_declared and not gate.outcome]
@@ -131,10 +141,50 @@ def _declare(
             _refuse(channel, left)
             continue
         # The channel says nothing more until that one is answered; others do.
-        left[0].is_stuck, left[0].outcome = True, Outcome.NOT_ASKED
-        left[0].reason = "its queue does not answer: its node of the cluster may be down"
+        _note_stuck(left[0])
         link.leave_channel()
+        _declare_apart(link, left[1 : MAX_APART + 1], deadline, options)
     return False
+
+
+def _note_stuck(gate: Gate) -> None:
+    gate.is_stuck, gate.outcome = True, Outcome.NOT_ASKED
+    gate.reason = "its queue does not answer: its node of the cluster may be down"
+
+
+def _declare_apart(
+    link: Link, gates: list[Gate], deadline: Deadline, options: dict[str, bool]
+) -> None:
+    """Make gates, each on a channel of its own: many without an answer take as long as one."""
+    apart = [(link.channel_beside(), gate) for gate in gates]
+    try:
+        if not link.run(lambda: all(channel.is_ready for channel, _ in apart), deadline):
+            link.suspect()
+            return
+        for channel, gate in apart:
+            channel.declare(gate.queue, ARGUMENTS, partial(_declared, gate), **options)
+
+        def waiting() -> list[tuple[Channel, Gate]]:
+            return [
+                (channel, gate)
+                for channel, gate in apart
+                if not gate.is_declared and gate.outcome is None and channel.closed is None
+            ]
+
+        before = -1
+        while waiting() and link.is_sound and deadline.left_ms() and before != len(waiting()):
+            before = seen = len(waiting())
+            patience_ms = min(STUCK_MS, deadline.left_ms())
+            link.run(lambda: len(waiting()) != seen, Deadline(patience_ms))  # noqa: B023
+        for channel, gate in apart:
+            if channel.closed is not None:
+                _refuse(channel, [gate])
+        if link.is_sound:
+            for _, gate in waiting():
+                _note_stuck(gate)
+    finally:
+        for channel, _ in apart:
+            channel.close()
 
 
 def _declare_on(

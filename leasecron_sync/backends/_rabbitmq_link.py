@@ -155,6 +155,11 @@ class Link:
             raise self.why()
         return channel
 
+    def channel_beside(self) -> Channel:
+        """Return another channel, which is not ready yet; who asked for it closes it."""
+        with quiet():
+            return Channel(self._pika, self._connection)
+
     def leave_channel(self) -> None:
         """Use another channel from now on; what is under way on this one is not waited for."""
         channel, self._channel = self._channel, None

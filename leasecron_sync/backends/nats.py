@@ -110,6 +110,11 @@ class NatsClaim(ClaimBackend):
 
         return StoreInfo(session.call(probed, deadline))
 
+    @property
+    def replicas(self) -> int:
+        """How many servers of a cluster are to keep the stream, by the URL."""
+        return self._place.replicas
+
     def look(self, deadline: Deadline) -> Facts:
         """Look at the server and the stream without changing anything.
 

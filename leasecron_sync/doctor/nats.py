@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from leasecron_sync.backends._lanes import Deadline
 from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.clock import SystemClock
 from leasecron_sync.doctor.finding import Examination, Findings
@@ -13,7 +12,7 @@ from leasecron_sync.doctor.visit import ROUND_TRIPS, tell_round_trips, tell_unre
 from leasecron_sync.errors import StoreError, StoreRejected, StoreUnsupported
 
 if TYPE_CHECKING:
-    from leasecron_sync.backends._nats_stream import Facts, Stream
+    from leasecron_sync.backends._nats_stream import Facts
 
 _IDLE: Final = "Nothing can be claimed: every run is missed."
 _RIGHTS: Final = (
@@ -62,12 +61,11 @@ def examine_nats(backend: NatsClaim, exam: Examination) -> None:
             "deleted it, or they use another server, account or namespace.",
             "Compare the URL and --namespace with those of the application.",
         )
-        with findings.checking("replicas"):
-            if _wanted(backend) > 1 and _is_alone(backend, exam.call()):
-                _tell_refused_replicas(findings, _wanted(backend))
+        if backend.replicas > 1 and facts.is_alone:
+            _tell_refused_replicas(findings, backend.replicas)
         return
     _check_stream(findings, facts)
-    _check_replicas(findings, facts, _wanted(backend))
+    _check_replicas(findings, facts, backend.replicas)
 
 
 def _check_stream(findings: Findings, facts: Facts) -> None:
@@ -85,26 +83,6 @@ def _check_stream(findings: Findings, facts: Facts) -> None:
         f"{facts.name} is kept in files and remembers a claim for {window_ms // 1_000} s",
         {"window_ms": window_ms},
     )
-
-
-def _wanted(backend: NatsClaim) -> int:
-    """Return the replicas that the URL asks for."""
-    return backend._place.replicas  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-
-def _is_alone(backend: NatsClaim, deadline: Deadline) -> bool:
-    """Tell whether a server keeps streams itself and belongs to no cluster.
-
-    One without JetStream of its own may pass requests on to a cluster (a leaf node).
-    """
-    session, _ = backend._opened()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-    async def told(stream: Stream, _deadline: Deadline) -> bool:
-        connection: Any = stream.link._connection  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        server: dict[str, Any] = connection._server_info  # noqa: SLF001 - the client shows no more
-        return bool(server.get("jetstream")) and not server.get("cluster")
-
-    return session.call(told, deadline)
 
 
 def _tell_refused_replicas(findings: Findings, wanted: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Callable, Optional, TypeVar
 
@@ -27,7 +28,8 @@ class Caller:
     An outage begins with the first call that fails and ends when every lane that failed has had an
     answer, so that it is told once at each end, however many threads meet it. A lane that makes
     calls of several kinds in rounds has its answer when a whole round went well: a store that
-    answers a probe and refuses every claim is not back.
+    answers a probe and refuses every claim is not back. Nor is one when a round went well in which
+    nothing was claimed: what was refused, and is not part of every round, has to be answered.
 
     Args:
         clock: Where the time comes from.
@@ -54,6 +56,7 @@ class Caller:
         self._lock = threading.RLock()  # a signal handler may read the state again
         self._failing: set[str] = set()
         self._refused: set[str] = set()
+        self._awaited: set[str] = set()
         self._down_since_ms: Optional[int] = None
         self._began_at_ms = 0
         self._answered_at_ms: Optional[int] = None
@@ -61,6 +64,8 @@ class Caller:
         self._skew_ms: Optional[int] = None
         self._offset_ms = 0
         self._skew_told = False
+        # In an outage nobody can tell whether a clock that was set is right before it or after it.
+        self._compared: Optional[tuple[int, int]] = None
 
     def call(self, lane: str, function: Callable[[], T]) -> T:
         """Call the store once.
@@ -127,6 +132,27 @@ class Caller:
 
         return self.call(lane, checked)
 
+    @contextmanager
+    def asking(self, command: str) -> Generator[None, None, None]:
+        """Let an outage last until a command is answered, if the store refuses it.
+
+        It is for what a round need not ask for: one that went well without it says nothing of it.
+        Where there was no answer at all the next round tells, whatever it asks for.
+
+        Args:
+            command: What the call within asks for.
+        """
+        try:
+            yield
+        except StoreRejected:
+            with self._lock:
+                self._awaited.add(command)
+            raise
+        if command in self._awaited:
+            with self._lock:
+                self._awaited.discard(command)
+            self._end_if_over()
+
     def round_ended(self, lane: str) -> None:
         """Note that every call of a round was answered."""
         self._answered(lane)
@@ -140,7 +166,7 @@ class Caller:
         with self._lock:
             self._failing.discard(lane)
             self._refused.discard(lane)
-            if self._down_since_ms is not None and not self._failing:
+            if self.is_down() and not self._failing and not self._awaited:
                 self._failing |= self._rounds  # somebody has to find out when the store is back
 
     def is_down(self) -> bool:
@@ -187,10 +213,20 @@ class Caller:
             self._note_skew(skew_ms, certain=abs(skew_ms) > SKEW_WARNING_MS)
 
     def now_ms(self) -> int:
-        """Return the wall clock, put right by the skew that is known: what is due is due by it."""
-        return self._clock.now_ms() + self._offset_ms
+        """Return the wall clock, put right by the skew that is known: what is due is due by it.
+
+        A clock that is set in an outage counts when it can be compared with the store's again;
+        until then time goes on by the steady clock.
+        """
+        now_ms, compared = self._clock.now_ms(), self._compared
+        if compared is not None and self._failing:
+            even_ms = compared[0] + self._clock.steady_ms() - compared[1]
+            if abs(now_ms - even_ms) > SKEW_WARNING_MS:
+                now_ms = even_ms
+        return now_ms + self._offset_ms
 
     def _note_skew(self, skew_ms: int, *, certain: bool) -> None:
+        self._compared = self._clock.now_ms(), self._clock.steady_ms()
         self._skew_ms = skew_ms
         self._offset_ms = skew_ms if certain else 0
         if certain and not self._skew_told:
@@ -213,6 +249,8 @@ class Caller:
             if began:
                 self._down_since_ms = self._clock.now_ms()
                 self._began_at_ms = self._clock.steady_ms()
+                if self._skew_ms is not None:  # from the newest call to here it was looked at
+                    self._compared = self._down_since_ms, self._began_at_ms
         if began:
             self._on_down(error)
         else:
@@ -224,10 +262,15 @@ class Caller:
                 self._refused.discard(lane)
         if self._down_since_ms is None:
             return
-        outage_ms: Optional[int] = None
         with self._lock:
             self._failing.discard(lane)
-            if self.is_down() and not self._failing:  # else another lane has ended it
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        outage_ms: Optional[int] = None
+        with self._lock:
+            waits = bool(self._failing or self._awaited)
+            if self.is_down() and not waits:  # else another lane has ended it
                 self._down_since_ms = None
                 self._back_at_ms = self._clock.steady_ms()
                 outage_ms = self._back_at_ms - self._began_at_ms

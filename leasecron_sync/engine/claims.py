@@ -154,7 +154,8 @@ class Claims:
 
     def _ask(self, candidates: list[Candidate], sent_ms: int) -> list[Answer]:
         try:
-            return self._claimer.claim(candidates, sent_ms)
+            with self._context.caller.asking("claim"):
+                return self._claimer.claim(candidates, sent_ms)
         except StoreError:
             self._unanswered = candidates
             with self._plans.lock:

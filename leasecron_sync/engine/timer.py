@@ -66,6 +66,8 @@ class TimerLoop:
         self._jobs: dict[str, Job] = {}
         self._forgotten: set[str] = set()
         self._watch = TimeWatch(context.caller.now_ms(), context.clock.steady_ms())
+        self._began_ms = context.clock.steady_ms()
+        self._born_ms: Optional[int] = None
         self._seen_back_ms: Optional[int] = None
         context.note_unsettled = self.note_unsettled
         context.note_handed_over = self.note_handed_over
@@ -179,6 +181,9 @@ class TimerLoop:
 
     def _notice_time(self, now_ms: int, steady_ms: int) -> None:
         """Compare the clocks: a step back begins the agenda anew, a pause looks back."""
+        if self._born_ms is None and self._context.caller.skew_ms is not None:
+            # On a host that is behind, the agenda began before the instance did.
+            self._born_ms = now_ms - (steady_ms - self._began_ms)
         passage = self._watch.look(now_ms, steady_ms)
         if passage.begins_anew:
             # What only the wrong clock called due comes again in its time.
@@ -230,7 +235,7 @@ class TimerLoop:
             self._catch_up.look_back([gap.job for gap in gaps], forget=False)
         else:
             for gap in gaps:
-                self._reporter.gap(gap)
+                self._reporter.gap(gap._replace(from_ms=max(gap.from_ms, self._born_ms or 0)))
 
     # -- store calls besides claims ------------------------------------------------------------
 
@@ -303,9 +308,10 @@ class TimerLoop:
             self._standby.asking(clock.steady_ms())
             names = sorted(self._jobs)
         try:
-            pending = self._context.caller.call(
-                TIMER_LANE, lambda: lease.pending(names, PENDING_LIMIT)
-            )
+            with self._context.caller.asking("pending"):
+                pending = self._context.caller.call(
+                    TIMER_LANE, lambda: lease.pending(names, PENDING_LIMIT)
+                )
         except StoreError:
             with self._lock:
                 self._standby.note(0, clock.steady_ms())
@@ -357,7 +363,7 @@ class TimerLoop:
         self._getting_ready = False
         with self._lock:
             due = self._agenda.first()
-        if due is None or self._context.caller.is_down():
+        if due is None or self._context.caller.is_failing(TIMER_LANE):
             return
         if READY_MS // 4 < due.due_ms - self._context.caller.now_ms() <= READY_MS:
             self._claims.rehearse(due)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Optional
 
 from leasecron_sync.backends.base import LeaseBackend
+from leasecron_sync.engine.caller import Backoff
 from leasecron_sync.engine.context import TIMER_LANE, Context
+from leasecron_sync.errors import StoreRejected
 from leasecron_sync.model import Reason
 from leasecron_sync.options import PRUNE_LIMIT, UPKEEP_MS
 
@@ -26,6 +28,7 @@ class Upkeep:
         self._backend = backend
         self._next_ms = 0  # after the first claim: a process may be too short for a later one
         self._claimed = False
+        self._backoff = Backoff(UPKEEP_MS)
 
     def note_claim(self) -> None:
         """Note that something was claimed."""
@@ -42,9 +45,15 @@ class Upkeep:
             return False
         self._next_ms = steady_ms + UPKEEP_MS
         history_ms = context.options.history_ms
-        pruned = context.caller.call(
-            TIMER_LANE, lambda: self._backend.prune(history_ms, PRUNE_LIMIT)
-        )
+        try:
+            with context.caller.asking("prune"):
+                pruned = context.caller.call(
+                    TIMER_LANE, lambda: self._backend.prune(history_ms, PRUNE_LIMIT)
+                )
+        except StoreRejected:  # the outage lasts until it is answered
+            self._next_ms = steady_ms + self._backoff.next_ms()
+            raise
+        self._backoff.reset()
         for key in pruned.abandoned:
             context.emit("run_failed", key, reason=Reason.ABANDONED.value)
         self._claimed = pruned.deleted >= PRUNE_LIMIT

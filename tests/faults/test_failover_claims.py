@@ -7,12 +7,16 @@ one run. ``LEASECRON_SYNC_LONG=1`` in the environment plays them.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Callable, Optional
 
 import pytest
 
 from leasecron_sync.backends._nats_place import stream_name
+from leasecron_sync.backends._rabbitmq_gates import ARGUMENTS
+from leasecron_sync.backends._rabbitmq_place import gate_name
 from leasecron_sync.backends.base import BackendSettings, ClaimBackend
 from leasecron_sync.backends.nats import NatsClaim
 from leasecron_sync.backends.rabbitmq import RabbitMQClaim
@@ -21,6 +25,7 @@ from leasecron_sync.model import OnceClaim, RunKey, Verdict
 from tests.faults.crew import now_ms
 from tests.faults.once_crew import INSTANCES, OnceCrew
 from tests.faults.processes import LONG
+from tests.faults.test_rabbitmq import Crew
 from tests.services.erlang import Atom
 from tests.services.fixtures import Own
 from tests.services.process import eventually
@@ -35,6 +40,8 @@ pytestmark = [
 WINDOW_MS = 300_000
 CALL_MS = 5_000
 CLUSTER_S = 40.0
+AHEAD_MS = 20_000
+"""So long before runs are due their gates are made, and the node of these is killed."""
 WHILE_ONLINE = (False,)
 """A node is forgotten by those that run."""
 
@@ -212,3 +219,52 @@ def test_instances_at_a_cluster_of_rabbitmq_double_nothing_when_a_node_is_killed
         assert len({entry.instance for entry in crew.told("store_down")}) >= INSTANCES // 2
     finally:
         crew.stop()
+
+
+@pytest.mark.timeout(400)
+def test_runs_with_gates_at_a_node_that_is_down_are_executed_when_it_is_back_and_others_meanwhile(
+    own: Own, rabbitmq_version: Optional[str], tmp_path: Path
+) -> None:
+    """Since 4.0 such a gate has no answer for a minute; before, the channel is closed at once.
+
+    None of the runs is missed. What does not need that node is executed as if it were there.
+    """
+    cluster = own.rabbitmq_cluster(rabbitmq_version)
+    home, other = cluster.nodes
+    crew = Crew(other, tmp_path)
+    try:
+        crew.begin(window_ms=WINDOW_MS)
+        crew.work()
+        first_ms = -(-(now_ms() + AHEAD_MS) // 1_000) * 1_000
+        times = [first_ms + 1_000 * number for number in range(3)]
+        stuck = {RunKey(job, at_ms) for job in ("job-0", "job-1") for at_ms in times}
+        beside = {RunKey(job, at_ms) for job in ("job-2", "job-3") for at_ms in times}
+        _make_gates(home, stuck)
+        home.kill()
+        assert now_ms() < first_ms, "too late: their gates may have been made elsewhere"
+        assert eventually(lambda: beside <= set(crew.executed()), AHEAD_MS / 1_000 + CLUSTER_S)
+        crew.work()
+        assert not stuck & set(crew.executed())
+        home.start()
+        cluster.wait_complete()
+        assert eventually(lambda: stuck <= set(crew.executed()), WINDOW_MS / 1_000)
+        assert eventually(lambda: _channels(other) == {1}, CLUSTER_S), "left channels stay"
+        assert crew.judged() == {}
+        assert crew.told("run_missed") == []
+    finally:
+        crew.stop()
+
+
+def _make_gates(node: RabbitMQServer, runs: Iterable[RunKey]) -> None:
+    """Make the gates of runs at a node, as an instance does that ends before it publishes."""
+    import pika
+
+    with closing(pika.BlockingConnection(pika.URLParameters(node.url))) as connection:
+        channel = connection.channel()
+        for run in runs:
+            channel.queue_declare(gate_name("default", run), durable=True, arguments=ARGUMENTS)
+    node.call("mnesia", "sync_log")  # what was declared just now may not be on disk
+
+
+def _channels(node: RabbitMQServer) -> set[int]:
+    return {one["channels"] for one in node.connections()}

@@ -9,17 +9,13 @@ import functools
 import importlib.util
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Callable
 
 import pytest
 
 from tests.hosts.conftest import Outcome
 from tests.hosts.sites import APPLICATION, LONG, Site, killed, python, recycled, reloaded
-from tests.services.fixtures import had
-from tests.services.postgres import new_database
-from tests.services.services import Services
 
 HOOKS = """
 {before}
@@ -167,26 +163,12 @@ def test_a_worker_killed_for_taking_too_long_to_stop_leaves_its_run_to_a_takeove
     outcome("slow to stop")
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
-def store(request: pytest.FixtureRequest) -> Iterator[Optional[str]]:
-    """The URL of a store; nothing for a file in the site's own folder."""
-    if request.param == "sqlite":
-        yield None
-        return
-    services: Services = request.getfixturevalue("services")
-    if request.param == "redis":
-        yield had(services.redis).url
-        return
-    with new_database(had(services.postgres), f"site_{time.time_ns()}") as url:
-        yield url
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not LONG, reason="takes a minute each; LEASECRON_SYNC_LONG=1 runs it")
 @pytest.mark.parametrize("way", ALL, ids=str)
 def test_a_minute_of_disturbance_loses_and_doubles_nothing(
-    way: Way, store: Optional[str], namespace: str
+    way: Way, store: str, namespace: str
 ) -> None:
     skip_without(way)
-    campaign(way, site_for(way, store or "", namespace, every_s=2), workers=4, seconds=60)
+    campaign(way, site_for(way, store, namespace, every_s=2), workers=4, seconds=60)

@@ -12,16 +12,12 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from typing import Callable
 
 import pytest
 
 from tests.hosts.conftest import Outcome
 from tests.hosts.sites import LONG, Site, killed, recycled, reloaded
-from tests.services.fixtures import had
-from tests.services.postgres import new_database
-from tests.services.services import Services
 
 MODULE = "tests.hosts.site_app"
 WAYS = {
@@ -159,20 +155,6 @@ def test_hooks_that_are_registered_after_the_start_do_not_replace_it() -> None:
         site.start(options, 2)
         assert site.output().count("the hook of others was called") == 2
         site.end(signal.SIGTERM)
-
-
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
-def store(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a store; nothing for a file in the site's own folder."""
-    if request.param == "sqlite":
-        yield ""
-        return
-    services: Services = request.getfixturevalue("services")
-    if request.param == "redis":
-        yield had(services.redis).url
-        return
-    with new_database(had(services.postgres), f"site_{time.time_ns()}") as url:
-        yield url
 
 
 @pytest.mark.slow

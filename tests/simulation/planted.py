@@ -14,6 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from unittest import mock
 
 from leasecron_sync.backends import _local
+from leasecron_sync.backends.memory import MemoryTables
 from leasecron_sync.engine import catch_up, decide, worker
 from leasecron_sync.engine.agenda import Agenda
 from leasecron_sync.engine.caller import Caller
@@ -28,7 +29,7 @@ from leasecron_sync.engine.standby import Standby
 from leasecron_sync.engine.starting import Starter
 from leasecron_sync.engine.timer import TimerLoop
 from leasecron_sync.errors import StoreError
-from leasecron_sync.model import LeaseClaim, LeaseReply, OnOverlap, Verdict
+from leasecron_sync.model import LeaseClaim, LeaseReply, OnOverlap, RunRecord, Verdict
 from leasecron_sync.protocol.transition import is_live, transition
 from leasecron_sync.run import RunControl
 from leasecron_sync.testing import harness
@@ -370,8 +371,15 @@ def _lists(function: object) -> Plant:
     return lambda stack: _patch(stack, _local, "claimable", function)
 
 
-def _abandons(function: object) -> Plant:
-    return lambda stack: _patch(stack, _local, "abandon", function)
+def abandons_live_runs(stack: ExitStack) -> None:
+    """As the function of that name, also among what pruning finds."""
+
+    def old_ones(tables: MemoryTables, until_ms: int, limit: int) -> list[RunRecord]:
+        old = [run for run in tables.unsettled(None) if run.key.scheduled_ms < until_ms]
+        return old[:limit]
+
+    _patch(stack, MemoryTables, "lapsed_before", old_ones)
+    _patch(stack, _local, "abandon", faulty.abandons_live_runs)
 
 
 def _registers(function: object) -> Plant:
@@ -455,7 +463,7 @@ def all_planted() -> tuple[Planted, ...]:
         ("clocks", _decides(faulty.never_shortens_a_lease), "a lease too long is not shortened"),
         ("storm", _decides(faulty.grants_before_the_due_time), "a run is granted early"),
         ("crashes", _lists(faulty.lists_a_waiting_run_before_a_lapsed_one), "a waiting run first"),
-        ("pruning", _abandons(faulty.abandons_live_runs), "pruning abandons live runs"),
+        ("pruning", abandons_live_runs, "pruning abandons live runs"),
         (
             "deploys",
             _registers(faulty.keeps_the_date_of_a_changed_schedule),

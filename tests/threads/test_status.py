@@ -62,7 +62,7 @@ def test_a_store_that_does_not_answer_shows_until_it_does(
     scheduler.start()
     assert eventually(lambda: scheduler.status().problems, LIMIT_S)
     (problem,) = scheduler.status().problems
-    assert problem.startswith("the store has not answered since 20")
+    assert problem.startswith("the store does not answer, or refuses a command, since 20")
     assert scheduler.status().store_answered is None
     store.faults.down = False
     assert eventually(lambda: not scheduler.status().problems, LIMIT_S)

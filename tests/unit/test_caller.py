@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from typing import Optional
 
 import pytest
 
@@ -81,6 +83,67 @@ def test_a_refusal_is_no_outage_but_in_a_round() -> None:
     assert ear.told == []
     ear.fail("timer", StoreRejected("no"))
     assert ear.told == ["down"]
+
+
+def ask(ear: Ear, command: str, error: Optional[BaseException] = None) -> None:
+    with contextlib.suppress(StoreError), ear.caller.asking(command):
+        if error is None:
+            ear.answer("timer")
+        else:
+            ear.fail("timer", error)
+            raise error
+
+
+def test_a_round_that_went_well_without_what_was_refused_ends_no_outage() -> None:
+    ear = Ear()
+    ask(ear, "claim", StoreRejected("no"))
+    for _ in range(3):
+        ear.answer("timer")  # a probe
+        ear.caller.round_ended("timer")
+        ear.answer("heartbeat")
+    assert ear.told == ["down"]
+    assert not ear.caller.is_failing("timer")
+    ask(ear, "pending")  # another one
+    assert ear.told == ["down"]
+    ear.clock.advance(5_000)
+    ask(ear, "claim")
+    assert ear.told == ["down", "back"]
+    assert ear.outages_ms == [5_000]
+    ask(ear, "claim")
+    assert ear.told == ["down", "back"]
+
+
+def test_what_was_refused_and_is_answered_leaves_the_rest_of_its_round_to_be_answered() -> None:
+    ear = Ear()
+    ask(ear, "claim", StoreRejected("no"))
+    ask(ear, "claim")
+    assert ear.told == ["down"]
+    ear.caller.round_ended("timer")
+    assert ear.told == ["down", "back"]
+
+
+@pytest.mark.parametrize("error", [DOWN, OutcomeUnknown("nobody knows")])
+def test_a_command_without_an_answer_is_not_waited_for(error: StoreError) -> None:
+    ear = Ear()
+    ask(ear, "claim", error)
+    ear.caller.round_ended("timer")
+    assert ear.told == ["down", "back"]
+
+
+def test_each_command_that_was_refused_is_waited_for() -> None:
+    ear = Ear()
+    for command in ("claim", "pending"):
+        ask(ear, command, StoreRejected("no"))
+    ear.fail("heartbeat", DOWN)
+    ear.caller.round_ended("timer")
+    ask(ear, "claim", DOWN)  # it was refused before, and was not answered since
+    ear.caller.round_ended("timer")
+    ask(ear, "pending")
+    ear.caller.forget("heartbeat")
+    assert not ear.caller.is_failing("timer"), "the next claim finds out"
+    assert ear.told == ["down"]
+    ask(ear, "claim")
+    assert ear.told == ["down", "back"]
 
 
 def test_a_foreign_error_is_an_unknown_outcome() -> None:

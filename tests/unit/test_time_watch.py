@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 
 from leasecron_sync.engine.time_watch import Passage, TimeWatch
@@ -104,3 +106,40 @@ def test_a_clock_that_wanders_about_the_bound_does_not_spin(family: str) -> None
     assert only.calls() < 200
     assert set(fleet.started()) >= set(minutes(1, 9))
     assert len(only.named("skew_found")) <= 1
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+@pytest.mark.parametrize("skew_ms", [-2 * HOUR, 0, 2 * HOUR])
+@pytest.mark.parametrize("step_ms", [-2 * HOUR, 2 * HOUR])
+def test_a_clock_set_in_an_outage_calls_no_run_missed_before_its_time(
+    family: str, skew_ms: int, step_ms: int
+) -> None:
+    """Nobody can compare it then; the steady clock goes on from the newest comparison."""
+    fleet = Fleet(family)
+    only = fleet.add(skew_ms=skew_ms)
+    clock = only.clock if skew_ms else fleet.own_clock(only)
+    only.job("job", "*/10 * * * *", None)
+    only.start()
+    fleet.advance(15 * MINUTE)
+    only.backend.faults.down = True
+    fleet.advance(10 * MINUTE)
+    assert only.named("store_down")
+    clock.step(step_ms)
+    fleet.advance(20 * MINUTE)
+    only.backend.faults.down = False
+    fleet.advance(20 * MINUTE)
+    missed = {event.scheduled_time for event in fleet.missed()}
+    passed = (MIDDAY_MS // 1_000 + number * 60 for number in (20, 30, 40))
+    assert missed <= {datetime.fromtimestamp(time_s, timezone.utc) for time_s in passed}
+    assert fleet.started()[-2:] == [MIDDAY_MS + 50 * MINUTE, MIDDAY_MS + 60 * MINUTE]
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+def test_an_instance_whose_clock_was_wrong_at_its_start_calls_nothing_before_that_missed(
+    family: str,
+) -> None:
+    fleet, only = skewed(-2 * HOUR, "*/10 * * * *", family)
+    only.start()
+    fleet.advance(15 * MINUTE)
+    assert fleet.started() == [MIDDAY_MS, MIDDAY_MS + 10 * MINUTE]
+    assert not fleet.missed()

@@ -61,6 +61,8 @@ class ClaimRules:
         elif entry.verdict == Verdict.GRANTED.value:
             self._granted(job, run, mark)
         elif entry.verdict == Verdict.SETTLED.value:
+            if self._may_be_forgotten(job, run, mark):
+                return
             if entry.fresh:
                 self._settled_by_store(run, mark)
             else:
@@ -97,6 +99,11 @@ class ClaimRules:
             return
         grant = Grant(mark, self._ledger.newest_ms(entry))
         grant.lasts(self._ledger, entry, entry.left_ms)
+        if self._may_be_forgotten(job, run, mark):
+            grant.forgotten = True
+            job.former_run(run.key).grants.append(grant)
+            job.note_token(grant)
+            return
         known_faults = len(self._ledger.faults)
         # One fault is enough to say of one entry; what follows from it is no fault of its own.
         _ = (
@@ -111,10 +118,12 @@ class ClaimRules:
         self._enter(job, run, grant)
 
     def _enter(self, job: JobBook, run: RunBook, grant: Grant) -> None:
+        if run.word is not None and self._ledger.before(run.word, grant.mark):
+            run.reopened = grant.mark
         newer = [other for other in run.grants if other.token > grant.token]
         if newer or run.settled is not None:  # this answer was long on its way
             grant.end = newer[0].mark if newer else run.settled and run.settled.mark
-        elif run.told is not None and not self._ledger.exact:
+        elif run.told is not None and run.reopened is None and not self._ledger.exact:
             grant.doubt = True
         else:
             job.open[grant.token] = grant
@@ -171,7 +180,7 @@ class ClaimRules:
                 return True
         settled = run.settled
         if settled is None:
-            return False
+            return self._judge_told(run, grant)
         # A holder's settlement was accepted under its token, so what has a greater one came later.
         later = ledger.before(settled.mark, grant.mark)
         if settled.mark.entry.what == SETTLED:
@@ -180,6 +189,15 @@ class ClaimRules:
             message = f"was granted although it was {settled.state}"
             ledger.accuse(faults.GRANTED_SETTLED, run.key, message, settled.mark.entry, entry)
         return later
+
+    def _judge_told(self, run: RunBook, grant: Grant) -> bool:
+        """What somebody was told to be settled is granted no more."""
+        if run.told is None or not self._ledger.before(run.told, grant.mark):
+            return False
+        told, entry = run.told.entry, grant.entry
+        message = f"was granted although {told.instance or 'somebody'} was told: {told.state}"
+        self._ledger.accuse(faults.GRANTED_SETTLED, run.key, message, told, entry)
+        return True
 
     def _judge_early(self, grant: Grant) -> bool:
         entry, ledger = grant.entry, self._ledger
@@ -311,7 +329,7 @@ class ClaimRules:
 
     def _told_settled(self, run: RunBook, mark: Mark) -> None:
         entry, settled = mark.entry, run.settled
-        run.told = entry
+        run.hears_of_end(mark)
         if settled is not None and settled.state != entry.state:
             self._books.accuse_of_settling_twice(run, settled, entry)
         if settled is None:
@@ -319,7 +337,22 @@ class ClaimRules:
 
     def abandoned(self, mark: Mark) -> None:
         """Note a run that a claim of another one, or pruning, settled."""
-        self._settled_by_store(self._books.run(mark.entry.key), mark)
+        job, run = self._books.job(mark.entry.job), self._books.run(mark.entry.key)
+        if not self._may_be_forgotten(job, run, mark):
+            self._settled_by_store(run, mark)
+
+    def _may_be_forgotten(self, job: JobBook, run: RunBook, mark: Mark) -> bool:
+        """Tell whether the store may have said it before it lost its data; it proves nothing then.
+
+        It is as good as no answer: the run may be settled in the store of now, or may not.
+        """
+        lost = self._books.lost
+        if lost is None or self._ledger.before(lost, mark):
+            return False
+        run.unknown += 1
+        job.unknown += 1
+        self._is_not_running(run)
+        return True
 
 
 def missing_attempts(books: Books, run: RunBook) -> None:

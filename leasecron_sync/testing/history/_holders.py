@@ -84,15 +84,15 @@ class HolderRules:
             known.doubt = True
         if entry.verdict == REFUSED and known is not None:
             known.how = known.how or "fenced"
-            self._told(known, entry)
+            self._told(known, mark)
         self._ledger.answered(call, explains=entry.verdict == UNKNOWN)
 
-    def _told(self, grant: Grant, entry: Entry) -> None:
+    def _told(self, grant: Grant, mark: Mark) -> None:
         """A refusal names the state of the run."""
         self._has_ended(grant)
-        if is_settled(entry.state) and not grant.forgotten:
+        if is_settled(mark.entry.state) and not grant.forgotten:
             run = self._books.run(grant.key)
-            run.told = run.told or entry
+            run.hears_of_end(mark)
             for other in run.grants:
                 self._has_ended(other)
 
@@ -120,6 +120,8 @@ class HolderRules:
             grant.end = mark
         self._books.job(entry.job).open.pop(grant.token, None)
         if grant.wrong:
+            if is_settled(entry.state):
+                run.reopened = None
             return
         if not is_settled(entry.state):
             settled = run.settled

@@ -13,6 +13,9 @@ from leasecron_sync.testing.history.entry import Entry
 
 LONG_AGO: Final = -(1 << 60)
 
+LONGEST_READING_MS: Final = 10_000
+"""Up to so long before they are written down records may have been read."""
+
 _SETTLED_STATES: Final = frozenset(state.value for state in RunState if state.settled)
 
 
@@ -105,7 +108,9 @@ class RunBook:
         due_ms: When it was due, by the newest claim.
         grants: Its grants, in the order of the entries.
         settled: What settled it.
-        told: An entry by which somebody was told that it is settled.
+        told: The first entry by which somebody was told that it is settled.
+        reopened: What the store did or showed since, as if it had never been settled: it has lost
+            that. None while its newest word is that the run is settled.
         record: Its record, as it was read in the end.
         unknown: Claims without an answer.
         tried: The first claim without an answer of each decision.
@@ -116,7 +121,8 @@ class RunBook:
     due_ms: Optional[int] = None
     grants: list[Grant] = field(default_factory=list[Grant])
     settled: Optional[Settled] = None
-    told: Optional[Entry] = None
+    told: Optional[Mark] = None
+    reopened: Optional[Mark] = None
     record: Optional[Entry] = None
     unknown: int = 0
     tried: dict[str, Mark] = field(default_factory=dict[str, Mark])
@@ -126,6 +132,16 @@ class RunBook:
     def began_ms(self) -> int:
         """When it was due, as far as that is known."""
         return self.key.scheduled_ms if self.due_ms is None else self.due_ms
+
+    @property
+    def word(self) -> Optional[Mark]:
+        """The first entry that says that it is settled."""
+        return self.told if self.settled is None else self.settled.mark
+
+    def hears_of_end(self, mark: Mark) -> None:
+        """Note an entry by which somebody was told that it is settled."""
+        self.told = self.told or mark
+        self.reopened = None
 
     @property
     def open_claims(self) -> int:
@@ -145,11 +161,18 @@ class Standing(Enum):
 def standing(run: RunBook, *, read: bool) -> Standing:
     """Tell what a history says of the end of a run.
 
+    The store's newest word counts. A run that was settled, and of which the store has lost that
+    record, is unsettled from the entry on that shows it: a lease of it that was granted since, or a
+    record in the end that is not settled. Without either it stays settled, also where no record of
+    it was read in the end: it may have been pruned, and what it was for was done, or told as
+    failed. That the store lost all its data is said by an entry, and what is known of a run begins
+    anew there: one that is owed all the same has to be settled once more.
+
     Args:
         run: What is known of it.
         read: Whether the store's records were read in the end.
     """
-    if run.settled is not None or run.told is not None:
+    if run.word is not None and run.reopened is None:
         return Standing.SETTLED
     if run.record is not None:
         return Standing.SETTLED if is_settled(run.record.state) else Standing.UNSETTLED
@@ -203,6 +226,14 @@ class JobBook:
             found = self.runs[key.scheduled_ms] = RunBook(key)
         return found
 
+    def former_run(self, key: RunKey) -> RunBook:
+        """Return what was known of a run before the store lost it."""
+        found = [run for run in self.former if run.key == key]
+        if not found:
+            found = [RunBook(key)]
+            self.former += found
+        return found[-1]
+
     def last_token_before(self, ledger: Ledger, mark: Mark) -> Optional[Mark]:
         """Return the grant with the greatest token among those surely before an entry."""
         for other, token in reversed(self.rising):
@@ -238,6 +269,8 @@ class Books:
         self.ledger = ledger
         self.jobs: dict[str, JobBook] = {}
         self.went_back = False
+        self.lost: Optional[Mark] = None
+        """Where the store was known last to have lost its data."""
         self._store_ids: set[str] = set()
         self._new_store = True
 
@@ -276,20 +309,33 @@ class Books:
             self._new_store = False
         self.job(entry.job).owed_from_ms = entry.owed_from_ms
 
-    def emptied(self, _mark: Mark) -> None:
+    def emptied(self, mark: Mark) -> None:
         """Forget what the store knew; the next new id is that of the store after it."""
         self._new_store = True
+        self.lost = mark
         self.ledger.suspicions.clear()
         for job in self.jobs.values():
             job.forget()
 
+    def forgotten(self) -> dict[RunKey, Entry]:
+        """Return what said that runs were settled, before the store lost all its data."""
+        former = (run for job in self.jobs.values() for run in job.former)
+        return {run.key: run.word.entry for run in former if run.word is not None}
+
     def record(self, mark: Mark) -> None:
         """Note a record that was read in the end."""
-        self.run(mark.entry.key).record = mark.entry
+        run, entry = self.run(mark.entry.key), mark.entry
+        run.record = entry
+        word = run.word
+        if is_settled(entry.state):
+            run.reopened = None
+        elif word is not None and word.entry.at_ms < entry.at_ms - LONGEST_READING_MS:
+            run.reopened = mark
 
     def settle(self, run: RunBook, settled: Settled) -> None:
         """Note what settled a run; a run is settled once."""
         before = run.settled
+        run.reopened = None
         if before is None:
             run.settled = settled
         elif (before.state, before.by) != (settled.state, settled.by):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Callable, Final, Optional
 
 from leasecron_sync.model import LeaseRef, RunKey
@@ -165,8 +165,9 @@ class Checker:
                     self._judge_left(run)
             if self._starts:
                 finished_unstarted(self._books, job)
+        forgotten = self._books.forgotten()
         for key in wanted:
-            self._judge_owed(key)
+            self._judge_owed(key, forgotten)
         self._once.end()
         return self.faults
 
@@ -175,13 +176,18 @@ class Checker:
             message = "is left unsettled"
             self._ledger.accuse(faults.LEFT_UNSETTLED, run.key, message, *_shown(run))
 
-    def _judge_owed(self, key: RunKey) -> None:
+    def _judge_owed(self, key: RunKey, forgotten: Mapping[RunKey, Entry]) -> None:
         run = self._books.jobs.get(key.job, JobBook()).runs.get(key.scheduled_ms)
         found = Standing.UNHEARD if run is None else standing(run, read=self.read)
         if run is not None and found is Standing.UNSETTLED:
             self._ledger.accuse(faults.LOST, key, "was owed and is not settled", *_shown(run))
         elif found is Standing.UNHEARD:
-            self._ledger.accuse(faults.LOST, key, "was owed and has no record")
+            message = "was owed and has no record"
+            if key in forgotten:
+                message += ": the store has lost it, and it was not settled again"
+                self._ledger.accuse(faults.LOST, key, message, forgotten[key])
+            else:
+                self._ledger.accuse(faults.LOST, key, message)
         elif found is Standing.UNKNOWN:
             self.undecided.append(key)
 

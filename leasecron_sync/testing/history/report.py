@@ -198,7 +198,7 @@ def _lease_row(run: RunBook, *, read: bool) -> RunRow:
         known = [
             run.record.state if run.record is not None else "",
             run.settled.state if run.settled is not None else "",
-            run.told.state if run.told is not None else "",
+            run.told.entry.state if run.told is not None else "",
         ]
         state = next(text for text in known if text)
     elif found is Standing.UNSETTLED:

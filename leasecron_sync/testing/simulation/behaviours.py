@@ -15,6 +15,9 @@ BEFORE_MS = 5_000
 ATTEMPTS = 3
 """Attempts of a run, at most, of which something is drawn."""
 
+LONG_MS = 61_000, 120_000
+"""How long some handlers are at work where the history is shorter than that."""
+
 
 def behaviours_of(
     dice: Dice, profile: Profile, versions: tuple[Version, ...], begin_ms: int, storm_ms: int
@@ -33,6 +36,10 @@ def behaviours_of(
         for scheduled_ms in _scheduled_ms(name, versions, begin_ms, storm_ms):
             for attempt in range(1, ATTEMPTS + 1):
                 made = _behaviour(dice, profile, versions[0].lease_ms)
+                if profile.pruned and attempt == 1 and dice.chance(20):
+                    long_ms = dice.between(*LONG_MS)
+                    if scheduled_ms + long_ms < begin_ms + storm_ms:  # it has to come to its end
+                        made = replace(made, length_ms=long_ms)
                 if made.length_ms or made.late_ms or made.outcome:
                     yield replace(made, job=name, scheduled_ms=scheduled_ms, attempt=attempt)
                 if dice.chance(500):
@@ -56,8 +63,6 @@ def _behaviour(dice: Dice, profile: Profile, lease_ms: int) -> Behaviour:
     longest_ms = round(profile.longest * lease_ms)
     busy = dice.chance(profile.busy)
     length_ms = dice.between(1, dice.pick((50, lease_ms // 3, longest_ms))) if busy else 0
-    if profile.pruned and dice.chance(5):  # at work for longer than the history goes back
-        length_ms = dice.between(61_000, 80_000)
     late_ms = dice.pick((0, 0, 0, 5, lease_ms // 10))
     if not profile.gentle and dice.chance(50):
         late_ms = dice.between(0, 2 * lease_ms)
