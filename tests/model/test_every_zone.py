@@ -47,7 +47,7 @@ def test_each_kind_of_change_is_met_as_a_watcher_of_the_clock_meets_it() -> None
     kinds = {(place.change.before, place.change.after) for place in places}
     assert {zone for zone, _change in places} >= set(EXTREMES)
     assert len(kinds) > 60
-    compare(places, 1.0 if LONG else 0.2)
+    compare(places, 1.0 if LONG else 0.1)
 
 
 @only_long

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Callable, NoReturn, Optional, Protocol, TypeVar, Union
 
 import pytest
@@ -49,6 +49,7 @@ from tests.services.server import Server, Setting
 from tests.services.services import Services, Sources
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 Group = Union[Sentinels, Cluster, RabbitMQCluster, NatsCluster]
@@ -79,19 +80,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="have docker run the servers that this machine has not",
     )
+    group.addoption(
+        "--newest-servers",
+        action="store_true",
+        help="leave out the older versions of a server",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run tests of a PostgreSQL server on each version that is found, of others on each wanted."""
     for name in VERSIONS:
         if f"{name}_version" in metafunc.fixturenames:
-            versions = _sources(metafunc.config).versions(name)
+            versions = _wanted(metafunc, _sources(metafunc.config).versions(name))
             ids = [name if version is None else f"{name}-{version}" for version in versions]
             metafunc.parametrize(f"{name}_version", versions, ids=ids)
     if "postgres_server" in metafunc.fixturenames:
-        majors = _sources(metafunc.config).majors()
+        majors = _wanted(metafunc, _sources(metafunc.config).majors())
         ids = ["postgresql" if major is None else f"postgresql-{major}" for major in majors]
         metafunc.parametrize("postgres_server", majors, ids=ids, indirect=True)
+
+
+def _wanted(metafunc: pytest.Metafunc, versions: Sequence[V]) -> Sequence[V]:
+    return versions[:1] if metafunc.config.getoption("--newest-servers") else versions
 
 
 def _sources(config: pytest.Config) -> Sources:

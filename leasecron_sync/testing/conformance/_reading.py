@@ -65,7 +65,7 @@ class ReadingCases:
         assert store.records() == before
 
     def test_a_rehearsal_has_no_effect(self, store: LeaseStore) -> None:
-        """A claim that is gone through and not made: others see nothing of it, and can win."""
+        """CALL-8: others see nothing of it, and can win."""
         holder, asker, other = store.instance(), store.instance(), store.instance()
         lapsed, live, settled = (store.run(name) for name in ("lapsed", "live", "settled"))
         holder.win(lapsed)
