@@ -151,7 +151,7 @@ class LeaseBackend(Backend):
     def rehearse(self, claims: Sequence[LeaseClaim]) -> None:
         """Do what these claims would do, without any effect, so that the next ones are fast.
 
-        Called 40 ms before a run falls due after a rest, and not waited for longer than that. A
+        Called 60 ms before a run falls due after a rest, and not waited for longer than that. A
         store in this process finds what it needs near the processor afterwards. A round trip
         would gain nothing, so by default nothing is done.
 

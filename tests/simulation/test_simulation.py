@@ -319,5 +319,5 @@ def test_authors_of_other_backends_attack_theirs_with_one_command(
         result = simulate(*arguments, "--keep", str(tmp_path), "--fail-fast", cwd=tmp_path)
         assert result.returncode == 1
         assert "it could not be kept: " in result.stdout
-        assert result.stdout.index("what shows it:") < result.stdout.index("it could not be kept")
+        assert result.stdout.index("shortened from") < result.stdout.index("it could not be kept")
         assert "violations:" in result.stdout
