@@ -267,7 +267,11 @@ def figures(history: History, report: Report, owed: int) -> list[tuple[str, str,
         ("  handed over", totals.hand_overs, ""),
         ("  fenced", totals.fenced, "settlements refused, since the token was an old one"),
         ("executions", totals.executions, ""),
-        ("  once more", totals.executed_again, "after a takeover, a failure or a hand-over"),
+        (
+            "  once more",
+            totals.executed_again,
+            "beyond the first of their run, whatever for",
+        ),
         *((f"missed: {reason}", count, "") for reason, count in totals.missed.items()),
     ]
     lines = [(name, f"{count:,}", text if count else "") for name, count, text in rows]

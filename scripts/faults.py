@@ -264,7 +264,11 @@ def figure_rows(campaign: Campaign, finding: Finding) -> list[tuple[str, str, st
     if lease:
         calm, disturbed = finding.beside
         rows += [
-            ("  once more", totals.executed_again, "after a takeover, a failure or a hand-over"),
+            (
+                "  once more",
+                totals.executed_again,
+                "beyond the first of their run, whatever for",
+            ),
             (
                 "  beside the one before",
                 calm + disturbed,

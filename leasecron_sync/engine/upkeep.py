@@ -7,7 +7,7 @@ from typing import Optional
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.caller import Backoff
 from leasecron_sync.engine.context import TIMER_LANE, Context
-from leasecron_sync.errors import StoreRejected
+from leasecron_sync.errors import StoreError
 from leasecron_sync.model import Reason
 from leasecron_sync.options import PRUNE_LIMIT, UPKEEP_MS
 
@@ -38,7 +38,7 @@ class Upkeep:
         """Prune if it is time; tell whether the store was asked.
 
         Raises:
-            StoreError: The store did not answer; it is asked again after a while only.
+            StoreError: The store did not answer; it is asked again after a growing while.
         """
         context, steady_ms = self._context, self._context.clock.steady_ms()
         if not self._claimed or steady_ms < self._next_ms:
@@ -50,7 +50,7 @@ class Upkeep:
                 pruned = context.caller.call(
                     TIMER_LANE, lambda: self._backend.prune(history_ms, PRUNE_LIMIT)
                 )
-        except StoreRejected:  # the outage lasts until it is answered
+        except StoreError:  # once it was refused, the outage lasts until it is answered
             self._next_ms = steady_ms + self._backoff.next_ms()
             raise
         self._backoff.reset()

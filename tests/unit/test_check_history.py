@@ -83,7 +83,7 @@ def test_a_clean_history_is_called_clean(
           handed over          0
           fenced               1  settlements refused, since the token was an old one
         executions             2
-          once more            1  after a takeover, a failure or a hand-over
+          once more            1  beyond the first of their run, whatever for
 
         doubled                0
         lost                   -  --owed asks
