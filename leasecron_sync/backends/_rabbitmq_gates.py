@@ -143,7 +143,8 @@ def _declare(
         # The channel says nothing more until that one is answered; others do.
         _note_stuck(left[0])
         link.leave_channel()
-        _declare_apart(link, left[1 : MAX_APART + 1], deadline, options)
+        number = min(MAX_APART, link.spare_channels)
+        _declare_apart(link, left[1 : number + 1], deadline, options)
     return False
 
 
@@ -158,33 +159,52 @@ def _declare_apart(
     """Make gates, each on a channel of its own: many without an answer take as long as one."""
     apart = [(link.channel_beside(), gate) for gate in gates]
     try:
-        if not link.run(lambda: all(channel.is_ready for channel, _ in apart), deadline):
+        if not link.run(
+            lambda: link.is_blocked or all(channel.is_ready for channel, _ in apart),
+            deadline,
+        ):
             link.suspect()
+        if link.is_blocked or not link.is_sound:
             return
         for channel, gate in apart:
             channel.declare(gate.queue, ARGUMENTS, partial(_declared, gate), **options)
 
-        def waiting() -> list[tuple[Channel, Gate]]:
-            return [
-                (channel, gate)
-                for channel, gate in apart
-                if not gate.is_declared and gate.outcome is None and channel.closed is None
-            ]
-
-        before = -1
-        while waiting() and link.is_sound and deadline.left_ms() and before != len(waiting()):
-            before = seen = len(waiting())
-            patience_ms = min(STUCK_MS, deadline.left_ms())
-            link.run(lambda: len(waiting()) != seen, Deadline(patience_ms))  # noqa: B023
+        silent = _wait_apart(link, apart, deadline)
         for channel, gate in apart:
             if channel.closed is not None:
                 _refuse(channel, [gate])
-        if link.is_sound:
-            for _, gate in waiting():
-                _note_stuck(gate)
+        for gate in silent:
+            _note_stuck(gate)
     finally:
         for channel, _ in apart:
             channel.close()
+
+
+def _wait_apart(
+    link: Link, apart: Sequence[tuple[Channel, Gate]], deadline: Deadline
+) -> list[Gate]:
+    """Wait until all are answered, or none for long; return those that say nothing then."""
+
+    def waiting() -> list[Gate]:
+        return [
+            gate
+            for channel, gate in apart
+            if not gate.is_declared and gate.outcome is None and channel.closed is None
+        ]
+
+    left = waiting()
+    while left and _is_at_work(link):
+        seen, patience_ms = len(left), min(STUCK_MS, deadline.left_ms())
+        link.run(lambda: link.is_blocked or len(waiting()) != seen, Deadline(patience_ms))  # noqa: B023
+        left = waiting()
+        if len(left) == seen:
+            # A wait cut short, and a broker that takes nothing just now, say nothing of a gate.
+            return left if patience_ms == STUCK_MS and _is_at_work(link) else []
+    return []
+
+
+def _is_at_work(link: Link) -> bool:
+    return link.is_sound and not link.is_blocked
 
 
 def _declare_on(

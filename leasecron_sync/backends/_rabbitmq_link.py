@@ -155,6 +155,13 @@ class Link:
             raise self.why()
         return channel
 
+    @property
+    def spare_channels(self) -> int:
+        """How many more channels the connection may have, besides one for itself."""
+        # Those that are being closed count until the broker has said so.
+        limit: int = self._connection.params.channel_max or self._pika.channel.MAX_CHANNELS
+        return max(0, limit - len(self._connection._channels) - 1)  # noqa: SLF001
+
     def channel_beside(self) -> Channel:
         """Return another channel, which is not ready yet; who asked for it closes it."""
         with quiet():

@@ -158,7 +158,8 @@ class Lane:
 
     def is_outdated(self) -> bool:
         """Tell whether its files are not those at their place any more."""
-        return self.names is not None and not self.names.lead_to(self.files)
+        names = self.names  # once: who forks in another thread may drop it meanwhile
+        return names is not None and not names.lead_to(self.files)
 
     def drop(self) -> None:
         """Close the connection."""

@@ -245,12 +245,14 @@ class Caller:
             return
         with self._lock:
             began = self._down_since_ms is None
+            now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
+            # From the newest call to here it was looked at, also where the outage goes on because
+            # of what was refused: the store answered other calls.
+            if not self._failing and self._skew_ms is not None:
+                self._compared = now_ms, steady_ms
             self._failing.add(lane)
             if began:
-                self._down_since_ms = self._clock.now_ms()
-                self._began_at_ms = self._clock.steady_ms()
-                if self._skew_ms is not None:  # from the newest call to here it was looked at
-                    self._compared = self._down_since_ms, self._began_at_ms
+                self._down_since_ms, self._began_at_ms = now_ms, steady_ms
         if began:
             self._on_down(error)
         else:

@@ -151,6 +151,8 @@ class Claims:
             self._claimer.rehearse(due)
         except StoreError as error:
             _logger.debug("a rehearsal failed, the claim will tell error=%r", str(error))
+        except Exception:  # the step goes on: the run is due in a moment
+            _logger.exception("the backend let a foreign error escape")
 
     def _ask(self, candidates: list[Candidate], sent_ms: int) -> list[Answer]:
         try:

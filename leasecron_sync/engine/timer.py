@@ -188,6 +188,7 @@ class TimerLoop:
         if passage.begins_anew:
             # What only the wrong clock called due comes again in its time.
             self._agenda.rebase(now_ms, self._backlog.drop_future(now_ms))
+            self._born_ms = None  # by the clock that is left; the next look tells it by this one
         if passage.looks_back:
             self._look_back(forget=passage.begins_anew)
         if passage.measures:

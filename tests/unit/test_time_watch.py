@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from unittest import mock
 
 import pytest
 
+from leasecron_sync.engine.context import TIMER_LANE
 from leasecron_sync.engine.time_watch import Passage, TimeWatch
+from leasecron_sync.errors import StoreRejected
 from tests.fleet import HOUR, MIDDAY_MS, MINUTE, SECOND, Fleet, Instance, minutes
 
 
@@ -143,3 +146,44 @@ def test_an_instance_whose_clock_was_wrong_at_its_start_calls_nothing_before_tha
     fleet.advance(15 * MINUTE)
     assert fleet.started() == [MIDDAY_MS, MIDDAY_MS + 10 * MINUTE]
     assert not fleet.missed()
+
+
+@pytest.mark.parametrize("step_ms", [0, -2 * HOUR])
+def test_what_passed_in_a_pause_is_told_also_after_the_clock_was_set_back(step_ms: int) -> None:
+    fleet = Fleet("claim")
+    only = fleet.add()
+    only.job("job", "* * * * *", None)
+    only.start()
+    fleet.advance(20 * MINUTE)
+    fleet.store_clock.step(step_ms)
+    fleet.advance(10 * MINUTE)
+    before = len(fleet.missed())
+    fleet.let_pass(20 * MINUTE)
+    fleet.advance(2 * MINUTE)
+    assert [event.count for event in fleet.missed()[before:]] == [19]
+
+
+def test_a_clock_set_while_claims_are_refused_counts_in_an_outage_that_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal that goes on is no reason to go by a comparison of hours ago."""
+    fleet = Fleet()
+    only = fleet.add()
+    clock = fleet.own_clock(only)
+    only.job("job", "0 * * * *", None)
+    only.start()
+    fleet.advance(10 * SECOND)
+    monkeypatch.setattr(only.backend, "claim", mock.Mock(side_effect=StoreRejected("no")))
+    fleet.advance(10 * MINUTE)
+    context = only.manual._context
+    assert context is not None
+    assert context.caller.is_down()
+    assert not context.caller.is_failing(TIMER_LANE)
+    fleet.store_clock.step(HOUR)
+    clock.step(HOUR)
+    fleet.advance(10 * SECOND)
+    only.backend.faults.down = True
+    fleet.advance(MINUTE)
+    fleet.advance(HOUR)
+    assert context.caller.is_failing(TIMER_LANE)
+    assert abs(context.caller.now_ms() - clock.now_ms()) <= SECOND

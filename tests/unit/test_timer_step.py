@@ -147,6 +147,15 @@ def test_a_rehearsal_that_fails_is_told_by_nobody(
     assert not only.named("store_down", "store_back")
 
 
+def test_a_rehearsal_that_breaks_delays_no_run() -> None:
+    fleet, (only,) = fleet_of(1)
+    start_all([only], "* * * * *")
+    only.backend.faults.raise_at("rehearse", ValueError("x"))
+    fleet.advance(MINUTE)
+    assert only.backend.faults.calls("rehearse") == 1
+    assert [start.at_ms - start.scheduled_ms for start in fleet.starts] == [0]
+
+
 def test_nothing_is_rehearsed_in_an_outage() -> None:
     fleet, (only,) = fleet_of(1)
     start_all([only], "* * * * *")
@@ -270,7 +279,7 @@ def test_a_command_that_always_fails_does_not_stop_the_claims(
 
 @pytest.mark.parametrize(
     "method",
-    ["claim", "settle", "renew", "pending", "register", "states", "prune", "tend"],
+    ["claim", "rehearse", "settle", "renew", "pending", "register", "states", "prune", "tend"],
 )
 @pytest.mark.parametrize("error", [ValueError("x"), StoreRejected("no"), MemoryError()])
 def test_an_unforeseen_exception_costs_no_run(method: str, error: Exception) -> None:
