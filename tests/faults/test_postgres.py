@@ -52,7 +52,10 @@ ROLE, ROLE_PASSWORD = "alice", "s3cret"
 class Scene:
     """Instances on a server of their own."""
 
-    def __init__(self, server: PostgresServer, folder: Path) -> None:
+    def __init__(
+        self, server: PostgresServer, proxy: Callable[[Server], Proxy], folder: Path
+    ) -> None:
+        self._proxy = proxy
         self.server = server
         # Made by an administrator: the instances' role may use it, and no more.
         backend = PostgresLease(server.url, schema="cron")
@@ -68,12 +71,18 @@ class Scene:
         return execute(self.server.url, statement)
 
     def start(self, *places: Union[Server, Proxy]) -> None:
-        """Start an instance behind each of these, and directly on the server up to the usual."""
+        """Start an instance behind each of these, and behind quiet proxies up to the usual.
+
+        Directly on the server they would win nearly all runs: a proxy costs time.
+        """
         urls = [
             place.url_of(self.url) if isinstance(place, Proxy) else through(self.url, place)
             for place in places
         ]
-        urls += [self.url] * (INSTANCES - len(urls))
+        urls += [
+            self._proxy(self.server).url_of(self.url) if places else self.url
+            for _ in range(INSTANCES - len(urls))
+        ]
         self.crew.start([PostgresLease(url, schema="cron") for url in urls])
 
     def terminate_all(self) -> int:
@@ -94,8 +103,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(own: Own, tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(own.postgres(), tmp_path)
+def scene(own: Own, proxy: Callable[[Server], Proxy], tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(own.postgres(), proxy, tmp_path)
     yield scene
     scene.crew.stop()
 
