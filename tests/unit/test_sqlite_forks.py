@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leasecron_sync import SQLiteLease
 from leasecron_sync.backends import _sqlite_forks, _sqlite_lanes
+from leasecron_sync.backends._sqlite_files import Files, Names, identity
 from leasecron_sync.backends._sqlite_forks import (
     GaveWay,
     Lock,
@@ -18,6 +20,7 @@ from leasecron_sync.backends._sqlite_forks import (
     fork_waits,
     giving_way,
 )
+from leasecron_sync.backends._sqlite_lanes import Lane
 from leasecron_sync.backends.base import BackendSettings
 
 
@@ -139,3 +142,26 @@ def test_a_call_that_waits_for_a_locked_file_gives_way_to_a_fork(
         backend.register([])
     assert tries == [False]
     backend.close()
+
+
+def test_a_lane_that_a_fork_drops_while_another_thread_looks_at_it_is_not_outdated(
+    tmp_path: Path,
+) -> None:
+    """The look has no lock: the names may be gone between two readings."""
+
+    class Dropped(Lane):
+        """Has names once."""
+
+        readings = 0
+
+        def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - whatever it has
+            if name == "names":
+                self.readings += 1
+                return Names(str(tmp_path / "jobs.db")) if self.readings == 1 else None
+            return super().__getattribute__(name)
+
+    (tmp_path / "jobs.db").touch()
+    lane = Dropped()
+    lane.files = Files(identity(tmp_path / "jobs.db"))
+    assert not lane.is_outdated()
+    assert lane.readings == 1
