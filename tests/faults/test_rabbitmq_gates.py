@@ -193,6 +193,22 @@ def test_many_gates_that_do_not_answer_hold_up_others_no_longer_than_one(
     standing.go_on()
 
 
+def test_a_gate_that_does_not_answer_holds_up_nobody_where_a_connection_may_have_few_channels(
+    monkeypatch: pytest.MonkeyPatch,
+    standing: Standing,
+    connect: Connect,
+    namespace: str,
+    due: Due,
+) -> None:
+    """Only as many others are asked for at once as there are channels for."""
+    monkeypatch.setattr("pika.connection.Parameters.DEFAULT_CHANNEL_MAX", 8)
+    others = [f"other {number}" for number in range(11)]
+    standing.stop(namespace, [due.run("stuck")])
+    backend = connect("instance")
+    assert due.ask(backend, "instance", "stuck", *others) == [DEFERRED] + [GRANTED] * len(others)
+    standing.go_on()
+
+
 def test_a_gate_that_does_not_answer_is_left_alone_for_15_seconds_and_then_asked_again(
     standing: Standing,
     connect: Connect,
