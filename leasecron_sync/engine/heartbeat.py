@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from leasecron_sync.backends.base import LeaseBackend
 from leasecron_sync.engine.caller import Backoff
 from leasecron_sync.engine.context import HEARTBEAT_LANE, Context
@@ -25,31 +23,40 @@ class HeartbeatLoop:
         self._context = context
         self._backend = backend
         self._backoff = Backoff(max(50, context.options.heartbeat_ms // 4))
-        self._call_ms = context.options.call_timeout_ms
         self._retry_ms = 0
-        self._next_ms: Optional[int] = None  # steady time of the next round; None when idle
+        self._idle = True
 
     def step(self) -> int:
         """Renew what is due; return ms until the next call."""
         context = self._context
         runs = context.runtime.renewable()
         if not runs:
-            if self._next_ms is not None:
-                self._next_ms = None
+            if not self._idle:
+                self._idle = True
                 context.caller.forget(HEARTBEAT_LANE)
             return MAX_WAIT_MS
-        now_ms = context.clock.steady_ms()
-        if self._next_ms is None:
-            self._next_ms = now_ms + context.options.heartbeat_ms
-        # A lease may have come with little time left, after a reply that was lost.
-        latest_ms = min(live.control.trusted_until_ms for live in runs) - self._call_ms
-        next_ms = max(min(self._next_ms, latest_ms), self._retry_ms)
-        if now_ms >= next_ms:
-            next_ms = self._next_ms = self._renew(runs, now_ms)
+        self._idle = False
+        next_ms = self._next_ms(runs)
+        if context.clock.steady_ms() >= next_ms:
+            self._renew(runs, context.clock.steady_ms())
+            next_ms = self._next_ms(context.runtime.renewable())
         return max(0, next_ms - context.clock.steady_ms())
 
-    def _renew(self, runs: list[LiveRun], sent_ms: int) -> int:
-        """Make one call; return the steady time of the next one."""
+    def _next_ms(self, runs: list[LiveRun]) -> int:
+        """Return the steady time of the next round: when the oldest of the leases calls for it.
+
+        Most runs end before that. A round in between would only write what nobody needs.
+        """
+        options = self._context.options
+        trusted_ms = options.lease_ms - options.margin_ms
+        oldest_ms = min((live.control.trusted_until_ms - trusted_ms for live in runs), default=None)
+        if oldest_ms is None:
+            return self._context.clock.steady_ms() + MAX_WAIT_MS
+        # One that came with little time left, after a reply that was lost, counts as that old.
+        return max(oldest_ms + options.heartbeat_ms, self._retry_ms)
+
+    def _renew(self, runs: list[LiveRun], sent_ms: int) -> None:
+        """Make one call."""
         context = self._context
         lease_ms = context.options.lease_ms
         refs = [live.lease.ref for live in runs if live.lease is not None]
@@ -60,14 +67,15 @@ class HeartbeatLoop:
         except StoreError:
             # Trust runs on: what is not renewed in time is lost by the clock, without an answer.
             self._retry_ms = context.clock.steady_ms() + self._backoff.next_ms()
-            return self._retry_ms
+            return
         self._backoff.reset()
         # Counted from before the call was sent: the store cannot have renewed it earlier.
         trusted_until_ms = sent_ms + lease_ms - context.options.margin_ms
         for live, reply in zip(runs, replies):
             if reply is RenewReply.RENEWED:
                 live.control.trust_until(trusted_until_ms)
-            elif not live.done:  # else it is settled, or being settled, and has no lease to lose
+            elif live.done:
+                live.settled = True  # or about to be: it has no lease to lose
+            else:
                 live.control.refuse()
                 context.note_unsettled(context.options.lease_ms)
-        return sent_ms + context.options.heartbeat_ms

@@ -27,6 +27,7 @@ from leasecron_sync.testing import (
     read_history,
 )
 from leasecron_sync.testing.history import faults
+from tests.services.process import stop_outside_writes
 
 ROOT = Path(__file__).parents[2]
 LONG = bool(os.environ.get("LEASECRON_SYNC_LONG"))
@@ -119,7 +120,7 @@ class Runner:
     def pause(self) -> None:
         """Have it stand still."""
         self.disturbed.append(Disturbance(boot_ms(), boot_ms()))
-        self.process.send_signal(signal.SIGSTOP)
+        stop_outside_writes(self.process.send_signal, self.log.with_name("store.db"))
 
     def go_on(self) -> None:
         """Let it work again."""

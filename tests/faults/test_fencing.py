@@ -22,10 +22,12 @@ from tests.docs.test_examples import ROOT
 from tests.faults.fenced_writer import JOB
 from tests.services.fixtures import Own
 from tests.services.postgres import execute
-from tests.services.process import eventually
+from tests.services.process import eventually, stop_outside_writes
 from tests.services.redis import execute as execute_in_redis
 
 LIMIT_S = 60.0
+LEASES = "jobs.db"
+"""Where the leases are, when they are not where the data are."""
 
 
 class Writer:
@@ -86,7 +88,7 @@ TABLES = """
 
 def shop_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> Shop:
     """Make a place for the data and one for the leases."""
-    leases = f"sqlite:///{folder / 'jobs.db'}"
+    leases = f"sqlite:///{folder / LEASES}"
     if kind in ("postgresql", "redis"):
         own: Own = request.getfixturevalue("own")
         if kind == "redis":
@@ -137,7 +139,7 @@ def test_the_late_write_of_a_holder_that_stood_still_is_refused(
         assert eventually(holder, LIMIT_S), [writer.said() for writer in writers]
         [old] = holder()
         [new] = [writer for writer in writers if writer is not old]
-        old.send(signal.SIGSTOP)
+        stop_outside_writes(old.send, tmp_path / LEASES)
         new.wait_said("written")
         assert value_in(kind, shop.place) == "2"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 from unittest import mock
 
 import pytest
@@ -24,12 +24,14 @@ from leasecron_sync.backends._rabbitmq_gates import ARGUMENTS
 from leasecron_sync.backends._rabbitmq_place import gate_name
 from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.backends.rabbitmq import RabbitMQClaim
+from leasecron_sync.errors import StoreError
 from leasecron_sync.model import OnceClaim, RunKey, Verdict
 from leasecron_sync.testing.clock import ManualClock
 from tests.faults.processes import LONG
 from tests.faults.test_rabbitmq import LIMIT_S, Crew, now_ms
 from tests.services.erlang import Atom, Opaque
 from tests.services.process import eventually
+from tests.services.proxy import Proxy
 from tests.services.rabbitmq import RabbitMQServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -44,6 +46,9 @@ ALONE_MS = 15_000
 """So long nothing is asked of a gate that did not answer."""
 SHORT_MS = ALONE_MS if LONG else 3_000
 """The same for instances that tests wait for."""
+SHORT_CALL_MS = 1_780
+"""A call that ends while gates are asked for apart, where each answer takes so long:"""
+SLOW_MS = 200
 AHEAD_MS = 3_000
 """So long before a run is due its gate is made, and stands still."""
 
@@ -116,7 +121,14 @@ def steady() -> Iterator[ManualClock]:
         yield clock
 
 
-Connect = Callable[[str], RabbitMQClaim]
+class Connect(Protocol):
+    """Makes backends of instances."""
+
+    def __call__(
+        self, instance_id: str, *, way: Optional[Proxy] = None, call_ms: int = CALL_MS
+    ) -> RabbitMQClaim:
+        """Connect an instance to the shared server, by a proxy if there is one."""
+        ...
 
 
 @pytest.fixture
@@ -124,9 +136,12 @@ def connect(rabbitmq_server: RabbitMQServer, namespace: str) -> Iterator[Connect
     """Backends of instances by their ids, which are closed in the end."""
     backends: list[RabbitMQClaim] = []
 
-    def opened(instance_id: str) -> RabbitMQClaim:
-        backend = RabbitMQClaim(rabbitmq_server.url)
-        backend.open(BackendSettings(namespace, instance_id, CALL_MS))
+    def opened(
+        instance_id: str, *, way: Optional[Proxy] = None, call_ms: int = CALL_MS
+    ) -> RabbitMQClaim:
+        url = rabbitmq_server.url
+        backend = RabbitMQClaim(url if way is None else way.url_of(url))
+        backend.open(BackendSettings(namespace, instance_id, call_ms))
         backends.append(backend)
         return backend
 
@@ -207,6 +222,37 @@ def test_a_gate_that_does_not_answer_holds_up_nobody_where_a_connection_may_have
     backend = connect("instance")
     assert due.ask(backend, "instance", "stuck", *others) == [DEFERRED] + [GRANTED] * len(others)
     standing.go_on()
+
+
+@pytest.mark.usefixtures("steady")
+def test_gates_whose_answers_the_end_of_the_call_cut_off_are_asked_again_in_the_next_one(
+    standing: Standing,
+    connect: Connect,
+    namespace: str,
+    due: Due,
+    *,
+    rabbitmq_server: RabbitMQServer,
+    proxy: Callable[[RabbitMQServer], Proxy],
+) -> None:
+    """They were not silent for as long as a gate is that does not answer."""
+    standing.stop(namespace, [due.run("stuck")])
+    way = proxy(rabbitmq_server)
+    backend = connect("instance", way=way, call_ms=SHORT_CALL_MS)
+    backend.tend()
+    way.delay(to_client_ms=SLOW_MS)
+    assert due.ask(backend, "instance", "stuck", "first", "second")[0] is not GRANTED
+    way.forward()
+    assert eventually(lambda: _is_back(backend), LIMIT_S)
+    assert due.ask(backend, "instance", "first", "second") == [GRANTED, GRANTED]
+    standing.go_on()
+
+
+def _is_back(backend: RabbitMQClaim) -> bool:
+    try:
+        backend.probe()
+    except StoreError:
+        return False
+    return True
 
 
 def test_a_gate_that_does_not_answer_is_left_alone_for_15_seconds_and_then_asked_again(

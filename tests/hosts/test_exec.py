@@ -25,6 +25,7 @@ from leasecron_sync.model import RunRecord, RunState
 from tests.hosts.execs import ROOT, Exec, is_alive, notes, noting, until
 from tests.hosts.scripts import LONG
 from tests.services.fixtures import Own, had
+from tests.services.process import stop_outside_writes
 from tests.services.proxy import Proxy
 from tests.services.services import Services
 
@@ -291,7 +292,7 @@ def test_who_was_stopped_for_longer_than_its_lease_ends_its_command(place: Place
     options = ["--schedule", "* * * * *", "--window", "120", "--standby", "--lease", "1"]
     first = place.at_work(options)
     (began,) = notes(place.log, "began")
-    first.send(signal.SIGSTOP)
+    stop_outside_writes(first.send, place.folder / "jobs.db")
     os.kill(began.pid, signal.SIGSTOP)  # as a whole machine that stands still
     second = place.call(options, ["true"])
     assert second.end() == (0, "", "")

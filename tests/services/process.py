@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,35 @@ def eventually(condition: Callable[[], object], limit_s: float, pause_s: float =
             return bool(condition())
         time.sleep(pause_s)
     return True
+
+
+def stop_outside_writes(
+    send: Callable[[signal.Signals], object], database: Path, limit_s: float = 10
+) -> None:
+    """Have a process stand still, but not in the middle of a write to an SQLite file.
+
+    There it would keep the file locked until it goes on, and nobody else could do anything.
+
+    Args:
+        send: Sends it a signal.
+        database: The file; there is nothing to look at where it is missing.
+        limit_s: How long to try.
+    """
+
+    def stopped() -> bool:
+        send(signal.SIGSTOP)
+        if not database.exists():
+            return True
+        try:
+            with contextlib.closing(sqlite3.connect(database, timeout=0.5)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            send(signal.SIGCONT)
+            return False
+        return True
+
+    assert eventually(stopped, limit_s), f"{database} is locked all the time"
 
 
 class KeeperClient:

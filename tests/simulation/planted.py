@@ -81,14 +81,13 @@ def trust_from_the_reply_to_a_claim(stack: ExitStack) -> None:
 def trust_from_the_reply_to_a_renewal(stack: ExitStack) -> None:
     renew = HeartbeatLoop._renew
 
-    def late(self: HeartbeatLoop, runs: list[LiveRun], sent_ms: int) -> int:
+    def late(self: HeartbeatLoop, runs: list[LiveRun], sent_ms: int) -> None:
         before = {id(live): live.control.trusted_until_ms for live in runs}
-        next_ms = renew(self, runs, sent_ms)
+        renew(self, runs, sent_ms)
         for live in runs:
             if live.control.trusted_until_ms != before[id(live)]:
                 took_ms = self._context.clock.steady_ms() - sent_ms
                 live.control.trust_until(live.control.trusted_until_ms + took_ms)
-        return next_ms
 
     _patch(stack, HeartbeatLoop, "_renew", late)
 
