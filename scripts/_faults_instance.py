@@ -116,7 +116,7 @@ class Work:
 
 
 class TrueClock:
-    """The machine's wall clock as it was at the begin, however a process's own may be set."""
+    """The machine's wall clock as it was at the beginning, however a process's own may be set."""
 
     def __init__(self, offset_ms: int) -> None:
         self._offset_ms = offset_ms

@@ -213,7 +213,7 @@ class Plan:
 
     Attributes:
         wishes: What it was made from.
-        first: How many instances there are at the begin.
+        first: How many instances there are at the beginning.
         injections: The faults.
     """
 

@@ -180,6 +180,12 @@ def owed_runs(owed: Owed, history: History) -> Iterator[RunKey]:
         from_ms = since[-1]
     if to_ms is None:
         to_ms = max(entry.at_ms for entry in history.entries) - LAST_MINUTE_MS
+        if to_ms < from_ms:
+            message = (
+                f"--owed: {owed.job!r} is owed from {iso(from_ms)} on, and the history ends at "
+                f"{iso(to_ms)}, its last minute left out for runs under way: give @FROM..TO"
+            )
+            raise UsageError(message)
     scheduled_ms = owed.schedule.after(from_ms - 1)
     count = 0
     while scheduled_ms is not None and scheduled_ms <= to_ms:

@@ -38,7 +38,7 @@ from typing import Final, Optional
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # this checkout
 
-from leasecron_sync.cli.output import finish_stdout, human, one_line, table  # noqa: E402
+from leasecron_sync.cli.output import BROKEN_PIPE, finish_stdout, human, one_line, table  # noqa: E402
 from scripts._environment import use_environment  # noqa: E402
 from scripts._faults_crew import CampaignError  # noqa: E402
 from scripts._faults_instance import PLANTED  # noqa: E402
@@ -194,7 +194,7 @@ def show_plan(plan: Plan) -> None:
     what = "deploys" if wishes.deploys else f"{wishes.span_ms / 60_000:g} min"
     print(
         f"{wishes.store}, seed {wishes.seed}, {what}: {len(plan.injections):,} faults, "
-        f"{plan.first} instances at the begin, lease {LEASE_MS} ms\n"
+        f"{plan.first} instances at the beginning, lease {LEASE_MS} ms\n"
     )
     count = len(plan.injections)
     number = count if count <= MOST_ROWS else MOST_ROWS // 10
@@ -255,6 +255,7 @@ def figure_rows(campaign: Campaign, finding: Finding) -> list[tuple[str, str, st
             ("  finished", totals.finished, ""),
             ("  skipped", totals.skipped, "another run of the job was in progress"),
             ("  failed", totals.failed, ""),
+            ("  unsettled", totals.unsettled, "granted, and still not settled in the end"),
             ("grants", totals.grants, ""),
             ("  takeovers", totals.takeovers, ""),
             ("  handed over", totals.hand_overs, ""),
@@ -341,6 +342,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     except (UsageError, CampaignError) as error:
         progress("")
         sys.stderr.write(f"{NAME}: {one_line(str(error))}\n")
+    except BrokenPipeError:  # who reads it has seen enough
+        finish_stdout()
+        status = BROKEN_PIPE
     except KeyboardInterrupt:
         progress("")
         sys.stderr.write(f"{NAME}: ended by Ctrl-C\n")

@@ -301,6 +301,10 @@ def test_what_a_killed_process_left_is_counted(
             "'job' lies between 2023-11-14T22:13:00Z and 2023-11-14T22:16:00Z: give @FROM..TO",
         ),
         (["{log}", "--owed", "lunch=* * * * *"], "since when 'lunch' is owed: give @FROM..TO"),
+        (
+            ["{log}", "--owed", "job=* * * * *@2030-01-01T00:00:00Z.."],
+            "its last minute left out for runs under way: give @FROM..TO",
+        ),
         (["{log}", "--owed", "job=every 1 s@2000-01-01T00:00:00Z.."], "more than 100,000"),
         (["{log}", "--timezone", "Mars", "--owed", "job=* * * * *"], "--owed: "),
         (["{log}", "--until", "lunch"], "--until: 'lunch' is not in the form"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -218,6 +222,20 @@ def test_the_plan_alone_is_shown_and_nothing_is_done(capsys: pytest.CaptureFixtu
     plan = make_plan(Wishes("valkey", 3))
     assert shown.startswith(f"valkey, seed 3, 1 min: {len(plan.injections)} faults")
     assert all(f"{one.at_ms / 1000:.3f}  {one.kind}" in shown for one in plan.injections)
+
+
+def test_a_reader_of_the_plan_that_goes_away_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    called = subprocess.run(
+        [sys.executable, faults.__file__, "--store", "sqlite", "--plan"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN),
+    )
+    os.close(writing)
+    assert (called.stderr, called.returncode) == (b"", 141)
 
 
 def test_help_names_every_store(capsys: pytest.CaptureFixture[str]) -> None:
