@@ -75,7 +75,7 @@ class HeartbeatLoop:
             if reply is RenewReply.RENEWED:
                 live.control.trust_until(trusted_until_ms)
             elif live.done:
-                live.settled = True  # or about to be: it has no lease to lose
+                live.refused = True  # it is settled, or being settled: it has no lease to lose
             else:
                 live.control.refuse()
                 context.note_unsettled(context.options.lease_ms)

@@ -34,7 +34,7 @@ class LiveRun:
         caught_up: True when it was made up for.
         thread: Its worker thread, once there is one.
         done: True once the handler has returned.
-        settled: True once the store renewed its lease no more because it had ended.
+        refused: True once a renewal was refused after the handler had returned.
         given_up: True once ``stop()`` went on without it.
         warned: True once it was warned about.
         give_up: Set when settling is to be given up.
@@ -50,7 +50,7 @@ class LiveRun:
     caught_up: bool = False
     thread: Optional[threading.Thread] = None
     done: bool = False
-    settled: bool = False
+    refused: bool = False
     given_up: bool = False
     warned: bool = False
     give_up: threading.Event = field(default_factory=threading.Event)
@@ -116,7 +116,7 @@ class Runtime:
             live
             for live in self.runs()
             if live.lease is not None
-            and not live.settled
+            and not live.refused
             and not live.given_up
             and not live.control.known_lost
             and not live.control.timed_out

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import signal
 import stat
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 
 from leasecron_sync.testing import Entry
 from tests.unit import histories
+from tests.unit.closed_pipe import into_a_closed_pipe
 from tests.unit.histories import BEGIN_MS, Stage
 
 ROOT = Path(__file__).parents[2]
@@ -386,14 +386,4 @@ def test_the_script_can_be_called_from_anywhere(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     path = saved(tmp_path / "log", histories.plain().outside)
-    reading, writing = os.pipe()
-    os.close(reading)
-    called = subprocess.run(
-        [sys.executable, str(SCRIPT), path, "--runs"],
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN),
-    )
-    os.close(writing)
-    assert (called.stderr, called.returncode) == (b"", 141)
+    assert into_a_closed_pipe(str(SCRIPT), path, "--runs") == (b"", 141)

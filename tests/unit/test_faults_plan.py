@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -38,6 +34,7 @@ from scripts._faults_plan import (
     make_plan,
 )
 from scripts._faults_play import acts_of
+from tests.unit.closed_pipe import into_a_closed_pipe
 
 LONG_MS = 1_800_000
 
@@ -225,17 +222,7 @@ def test_the_plan_alone_is_shown_and_nothing_is_done(capsys: pytest.CaptureFixtu
 
 
 def test_a_reader_of_the_plan_that_goes_away_is_no_error() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    called = subprocess.run(
-        [sys.executable, faults.__file__, "--store", "sqlite", "--plan"],
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN),
-    )
-    os.close(writing)
-    assert (called.stderr, called.returncode) == (b"", 141)
+    assert into_a_closed_pipe(faults.__file__, "--store", "sqlite", "--plan") == (b"", 141)
 
 
 def test_help_names_every_store(capsys: pytest.CaptureFixture[str]) -> None:
