@@ -175,6 +175,11 @@ class EventHub:
         """The thread that calls listeners, if there is one."""
         return self._thread
 
+    def wants(self, name: EventName) -> bool:
+        """Tell whether anybody would see an event of this name; most runs go by unseen."""
+        level, _ = _LINES[name]
+        return self.inline or name in self._listeners or _logger.isEnabledFor(level)
+
     def emit(self, event: Event) -> None:
         """Log an event and queue it for its listeners; never raises, never waits."""
         level, _ = _LINES[event.name]

@@ -34,7 +34,7 @@ DAY_MS = 86_400_000
 # Limits of what the engine does in one go.
 MAX_NAME = 200
 EXTRA_SLOTS = 4
-MIN_SLICE = 8
+MIN_SLICE = 12
 SLICE_DIVISOR = 8
 MAX_WAIT_MS = 5_000
 READY_MS = 60

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+from leasecron_sync.backends._sqlite_rows import (
+    JOB_FIELDS,
+    RUN_FIELDS,
+    RUN_NAMES,
+    JobRow,
+    RunRow,
+    job_of,
+    job_row,
+    readable,
+    run_of,
+    run_row,
+    state_of,
+)
 from leasecron_sync.errors import StoreRejected
 from leasecron_sync.model import (
-    STORE_FORMAT,
-    FormerSchedule,
     JobRecord,
     JobSpan,
     JobSummary,
@@ -20,39 +29,24 @@ from leasecron_sync.model import (
     RunRecord,
     RunState,
 )
+from leasecron_sync.options import MIN_SLICE
 from leasecron_sync.protocol.transition import Span
 
 _logger = logging.getLogger("leasecron_sync.backends.sqlite")
 
-_RUN_FIELDS = (
-    "state, token, attempt, failures, hand_overs, holder, decision_id, until_ms, lease_ms, "
-    "max_attempts, overlap, takeover_ms, claimed_ms, settled_ms, reason"
-)
-_RUN_NAMES = ("scheduled_ms", *_RUN_FIELDS.split(", "))
-# SQLite keeps a value of any type in a column of any type.
-_KINDS: tuple[tuple[type, ...], ...] = (
-    (int,), (str,), (int,), (int,), (int,), (int,), (str,), (str,), (int,), (int,), (int,), (int,),
-    (int,), (int, type(None)), (int, type(None)), (str,),
-)  # fmt: skip
-_KINDS_OF_RUNS = frozenset(itertools.product(*_KINDS))
-_STATES = {state.value: state for state in RunState}
-_RUN_SELECT = ", ".join(f"r.{name}" for name in ("format", *_RUN_NAMES))
+_RUN_SELECT = ", ".join(f"r.{name}" for name in ("format", *RUN_NAMES))
 _ONE_RUN = f"SELECT {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? AND r.scheduled_ms = ?"
 _ADD_RUN = (
-    f"INSERT INTO leasecron_run (format, {_RUN_FIELDS}, space_id, job_id, scheduled_ms) "
+    f"INSERT INTO leasecron_run (format, {RUN_FIELDS}, space_id, job_id, scheduled_ms) "
     f"VALUES ({', '.join('?' * 19)})"
 )
 _CHANGE_RUN = (
-    f"UPDATE leasecron_run SET format = ?, {_RUN_FIELDS.replace(',', ' = ?,')} = ?, space_id = ? "
+    f"UPDATE leasecron_run SET format = ?, {RUN_FIELDS.replace(',', ' = ?,')} = ?, space_id = ? "
     "WHERE job_id = ? AND scheduled_ms = ?"
 )
-_JOB_FIELDS = "last_token, pruned_to_ms, owed_from_ms, fingerprint, former"
-_KINDS_OF_JOBS = frozenset(
-    itertools.product((int,), (int,), (int, type(None)), (int, type(None)), (str,), (str,))
-)
-_ONE_JOB = f"SELECT id, {_JOB_FIELDS} FROM leasecron_job WHERE space_id = ? AND name = ?"
-_ADD_JOB = f"INSERT INTO leasecron_job (space_id, name, {_JOB_FIELDS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-_CHANGE_JOB = f"UPDATE leasecron_job SET {_JOB_FIELDS.replace(',', ' = ?,')} = ? WHERE id = ?"
+_ONE_JOB = f"SELECT id, {JOB_FIELDS} FROM leasecron_job WHERE space_id = ? AND name = ?"
+_ADD_JOB = f"INSERT INTO leasecron_job (space_id, name, {JOB_FIELDS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_CHANGE_JOB = f"UPDATE leasecron_job SET {JOB_FIELDS.replace(',', ' = ?,')} = ? WHERE id = ?"
 _GRANT_JOB = "UPDATE leasecron_job SET last_token = ? WHERE id = ?"
 # Named, since SQLite would rather walk all runs of a job, or all of them, settled or not.
 _UNSETTLED = "INDEXED BY leasecron_run_unsettled"
@@ -68,11 +62,28 @@ _UNSETTLED_OF_JOB = (
     "WHERE r.space_id = ? AND r.job_id = ? AND r.settled_ms IS NULL"
 )
 
-_NONE = "[]"
-"""The former schedules of most jobs, as JSON."""
+AHEAD = MIN_SLICE
+"""Runs that are read in one statement: as many as an instance claims in one call as a rule."""
 
-_JobRow = tuple[int, int, Optional[int], Optional[int], str, str]
-"""Id and fields of a job, as they stand in the file."""
+# A statement is prepared once, so it always has that many rows; those too many are NULL.
+_ASKED = f"WITH asked (n, name, from_ms, to_ms) AS (VALUES {', '.join(['(?, ?, ?, ?)'] * AHEAD)}) "
+_JOBS_AHEAD = (
+    f"{_ASKED} SELECT a.n, j.id, {', '.join(f'j.{name}' for name in JOB_FIELDS.split(', '))}, "
+    f"{_RUN_SELECT} FROM asked a CROSS JOIN leasecron_job j ON j.space_id = ? AND j.name = a.name "
+    "LEFT JOIN leasecron_run r ON r.job_id = j.id AND r.scheduled_ms = a.from_ms"
+)
+_UNSETTLED_AHEAD = (
+    f"SELECT r.job_id, {_RUN_SELECT} FROM leasecron_run r {_UNSETTLED} WHERE r.space_id = ? "
+    f"AND r.job_id IN ({', '.join('?' * AHEAD)}) AND r.settled_ms IS NULL"
+)
+_STATES_IN = (
+    f"{_ASKED} SELECT a.n, r.scheduled_ms, r.state FROM asked a "
+    "CROSS JOIN leasecron_job j ON j.space_id = ? AND j.name = a.name "
+    "CROSS JOIN leasecron_run r ON r.job_id = j.id AND r.scheduled_ms BETWEEN a.from_ms AND a.to_ms"
+)
+
+_RUN_AT = len(JOB_FIELDS.split(", "))
+"""Where a run begins in a row that has those fields of its job first."""
 
 
 class SQLiteTables:
@@ -92,8 +103,12 @@ class SQLiteTables:
         """Note the beginning of a transaction, and the id of the store that it reads."""
         self.store_id = store_id
         self._known_space_id: Optional[int] = None
-        self._jobs: dict[str, _JobRow] = {}
-        self._runs: dict[RunKey, bool] = {}
+        self._jobs: dict[str, JobRow] = {}
+        self._runs: dict[RunKey, Optional[RunRow]] = {}
+        self._open: dict[str, dict[RunKey, RunRow]] = {}
+        self._added: list[tuple[object, ...]] = []
+        self._changed: list[tuple[object, ...]] = []
+        self._granted: list[tuple[int, int]] = []
 
     @property
     def _space_id(self) -> int:
@@ -112,45 +127,72 @@ class SQLiteTables:
             self._known_space_id = made.lastrowid
         return self._space_id
 
+    def read_ahead(self, keys: Sequence[RunKey], *, others: bool) -> None:
+        for first in range(0, len(keys), AHEAD):
+            few = keys[first : first + AHEAD]
+            if len(few) > 1:  # for one alone it is no quicker
+                names = self._read_runs(few)
+                if others:
+                    self._read_unsettled(names)
+
+    def _read_runs(self, keys: Sequence[RunKey]) -> dict[int, str]:
+        """Read these runs, and their jobs; return the names of these by id."""
+        spans = [JobSpan(key.job, key.scheduled_ms, key.scheduled_ms) for key in keys]
+        names: dict[int, str] = {}
+        found = self._rows(_JOBS_AHEAD, (*_asked(spans), self._space_id))
+        number: int
+        job_id: int
+        for number, job_id, *row in found:
+            key = keys[number]
+            names[job_id] = key.job
+            # Of a run that is not there all is NULL, its format too.
+            self._jobs[key.job] = (job_id, *row[:_RUN_AT])
+            self._runs[key] = None if row[_RUN_AT] is None else row[_RUN_AT:]
+        return names
+
+    def _read_unsettled(self, names: Mapping[int, str]) -> None:
+        self._open.update((name, {}) for name in names.values())
+        ids = [*names, *[None] * (AHEAD - len(names))]
+        for job_id, *row in self._rows(_UNSETTLED_AHEAD, (self._space_id, *ids)):
+            name = names[job_id]
+            self._open[name][RunKey(name, row[1])] = row
+
+    def _read_one(self, job_id: int, key: RunKey) -> None:
+        rows = self._rows(_ONE_RUN, (job_id, key.scheduled_ms))
+        self._runs[key] = rows[0] if rows else None
+
     def run(self, key: RunKey) -> Optional[RunRecord]:
-        job = self._job_row(key.job)
-        if job is None:
-            return None
-        rows = self._rows(_ONE_RUN, (job[0], key.scheduled_ms))
-        self._runs[key] = bool(rows)
-        return _record(key.job, rows[0]) if rows else None
+        if key not in self._runs:
+            job_id = self._job_id(key.job)
+            if job_id is None:
+                return None
+            self._read_one(job_id, key)
+        row = self._runs[key]
+        return None if row is None else run_of(key.job, row)
 
     def job(self, name: str) -> Optional[JobRecord]:
         row = self._job_row(name)
-        if row is None:
-            return None
-        _id, last_token, pruned_to_ms, owed_from_ms, fingerprint, former = row
-        if tuple(map(type, row)) not in _KINDS_OF_JOBS:
-            message = f"the record of job {name!r} is damaged"
-            raise StoreRejected(message)
-        try:
-            displaced = () if former == _NONE else _former(former)
-        except (TypeError, ValueError) as error:
-            message = f"the record of job {name!r} cannot be read: {error}"
-            raise StoreRejected(message) from error
-        return JobRecord(name, last_token, pruned_to_ms, owed_from_ms, fingerprint, displaced)
+        return None if row is None else job_of(name, row)
 
     def unsettled(self, job: Optional[str]) -> tuple[RunRecord, ...]:
         if job is None:
             rows = self._rows(_UNSETTLED_WITH_JOB, (self._space_id,))
-            return tuple(_readable(rows))
+            return tuple(readable(rows))
+        known = self._open.get(job)
+        if known is not None:
+            return tuple(run_of(job, row) for row in known.values())
         row = self._job_row(job)
         if row is None:
             return ()
         rows = self._rows(_UNSETTLED_OF_JOB, (self._space_id, row[0]))
-        return tuple(_record(job, row) for row in rows)
+        return tuple(run_of(job, row) for row in rows)
 
     def lapsed_before(self, until_ms: int, limit: int) -> Sequence[RunRecord]:
         rows = self._rows(
             _UNSETTLED_WITH_JOB + "AND r.until_ms < ? LIMIT ?",
             (self._space_id, until_ms, limit),
         )
-        return _readable(rows)
+        return readable(rows)
 
     def settled_before(self, scheduled_ms: int, limit: int) -> Sequence[RunKey]:
         rows = self._rows(
@@ -162,17 +204,14 @@ class SQLiteTables:
         )
         return [RunKey(*row) for row in rows]
 
-    def states(self, span: JobSpan) -> Mapping[int, RunState]:
-        job_id = self._job_id(span.job)
-        if job_id is None:
-            return {}
-        rows = self._rows(
-            "SELECT scheduled_ms, state FROM leasecron_run "
-            "WHERE job_id = ? AND scheduled_ms BETWEEN ? AND ? ORDER BY scheduled_ms",
-            (job_id, span.from_ms, span.to_ms),
-        )
-        # A state of a newer version says at least that the run is known, so it is not owed.
-        return {scheduled_ms: _STATES.get(state, RunState.RUNNING) for scheduled_ms, state in rows}
+    def states(self, spans: Sequence[JobSpan]) -> list[Mapping[int, RunState]]:
+        """Return the states of known runs in each span, by their scheduled times."""
+        found: list[dict[int, RunState]] = [{} for _span in spans]
+        for first in range(0, len(spans), AHEAD):
+            few = spans[first : first + AHEAD]
+            for number, ms, state in self._rows(_STATES_IN, (*_asked(few), self._space_id)):
+                found[first + number][ms] = state_of(state)
+        return [dict(sorted(states.items())) for states in found]
 
     def newest(self, job: str, until_ms: int) -> Optional[int]:
         job_id = self._job_id(job)
@@ -191,13 +230,13 @@ class SQLiteTables:
                 _RUNS_WITH_JOB + "ORDER BY r.scheduled_ms DESC, j.name LIMIT ?",
                 (self._space_id, limit),
             )
-            return _readable(rows)
+            return readable(rows)
         rows = self._rows(
             f"SELECT ?, {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? "
             "ORDER BY r.scheduled_ms DESC LIMIT ?",
             (job, self._job_id(job), limit),
         )
-        return _readable(rows)
+        return readable(rows)
 
     def summaries(self, limit: int) -> Sequence[JobSummary]:
         rows = self._rows(
@@ -222,44 +261,48 @@ class SQLiteTables:
         if job_id is None:  # claimed before it was registered
             self.put_job(JobRecord(key.job))
             job_id = self._job_id(key.job)
-        known = self._runs.get(key)
-        if known is None:  # it was read together with others
-            known = bool(self._rows(_ONE_RUN, (job_id, key.scheduled_ms)))
-        self._runs[key] = True
-        self._connection.execute(
-            _CHANGE_RUN if known else _ADD_RUN,
-            (
-                STORE_FORMAT,
-                record.state.value, record.token, record.attempt, record.failures,
-                record.hand_overs, record.holder, record.decision_id, record.until_ms,
-                record.lease_ms, record.max_attempts, int(record.overlap), record.takeover_ms,
-                record.claimed_ms, record.settled_ms, record.reason,
-                self._space_id, job_id, key.scheduled_ms,
-            ),
-        )  # fmt: skip
+            assert job_id is not None
+        if key not in self._runs:  # it was read together with others
+            self._read_one(job_id, key)
+        written = self._added if self._runs[key] is None else self._changed
+        self._runs[key] = row = run_row(record)
+        number, scheduled_ms, *values = row
+        written.append((number, *values, self._space_id, job_id, scheduled_ms))
+        open_ones = self._open.get(key.job)
+        if open_ones is not None:
+            if record.settled_ms is None:
+                open_ones[key] = row
+            else:
+                open_ones.pop(key, None)
+
+    def write(self) -> None:
+        """Write what was put, statement by statement, since that is quicker than record by record.
+
+        To be called at the end of the transaction; whatever is read in it comes after a write.
+        """
+        for sql, rows in (
+            (_ADD_RUN, self._added),
+            (_CHANGE_RUN, self._changed),  # perhaps of what was just added
+            (_GRANT_JOB, self._granted),
+        ):
+            if rows:
+                self._connection.executemany(sql, rows)
+                rows.clear()
 
     def put_job(self, record: JobRecord) -> None:
         name, before = record.job, self._job_row(record.job)
-        former = [
-            [item.fingerprint, item.owed_from_ms, item.displaced_ms] for item in record.former
-        ]
-        values = (
-            record.last_token,
-            record.pruned_to_ms,
-            record.owed_from_ms,
-            record.fingerprint,
-            json.dumps(former) if former else _NONE,
-        )
         if before is None:
+            _none, *values = job_row(0, record)
             made = self._connection.execute(_ADD_JOB, (self._made_space_id(), name, *values))
             assert made.lastrowid is not None
-            self._jobs[name] = (made.lastrowid, *values)
+            self._jobs[name] = job_row(made.lastrowid, record)
             return
-        self._jobs[name] = (before[0], *values)
-        if before[2:] == values[1:]:  # a grant
-            self._connection.execute(_GRANT_JOB, (record.last_token, before[0]))
+        self._jobs[name] = after = job_row(before[0], record)
+        if before[2:] == after[2:]:  # a grant
+            self._granted.append((record.last_token, before[0]))
         else:
-            self._connection.execute(_CHANGE_JOB, (*values, before[0]))
+            self.write()
+            self._connection.execute(_CHANGE_JOB, (*after[1:], before[0]))
 
     def pruned(self, job: str) -> tuple[Span, ...]:
         rows = self._rows(
@@ -280,16 +323,18 @@ class SQLiteTables:
         )
 
     def delete_runs(self, keys: Sequence[RunKey]) -> None:
+        self.write()
         self._connection.executemany(
             "DELETE FROM leasecron_run WHERE job_id = ? AND scheduled_ms = ?",
             [(self._job_id(key.job), key.scheduled_ms) for key in keys],
         )
+        self._runs.update((key, None) for key in keys)
 
     def _job_id(self, name: str) -> Optional[int]:
         row = self._job_row(name)
         return None if row is None else row[0]
 
-    def _job_row(self, name: str) -> Optional[_JobRow]:
+    def _job_row(self, name: str) -> Optional[JobRow]:
         found = self._jobs.get(name)
         if found is None:
             rows = self._rows(_ONE_JOB, (self._space_id, name))
@@ -298,6 +343,7 @@ class SQLiteTables:
         return found
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+        self.write()
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.OperationalError as error:
@@ -311,46 +357,11 @@ class SQLiteTables:
             self._connection.text_factory = str
 
 
+def _asked(spans: Sequence[JobSpan]) -> list[object]:
+    """Return the values for ``_ASKED``."""
+    rows: list[object] = [value for number, span in enumerate(spans) for value in (number, *span)]
+    return rows + [None] * (4 * AHEAD - len(rows))
+
+
 def _lenient(text: bytes) -> str:
     return text.decode("utf-8", "replace")
-
-
-def _former(text: str) -> tuple[FormerSchedule, ...]:
-    return tuple(FormerSchedule(*item) for item in json.loads(text))
-
-
-def _readable(rows: Sequence[Any]) -> list[RunRecord]:
-    """Read rows of many jobs; one that a newer version wrote does not spoil the others."""
-    records: list[RunRecord] = []
-    for name, *row in rows:
-        try:
-            records.append(_record(name, row))
-        except StoreRejected as error:
-            _logger.debug("left a record out error=%r", str(error))
-    return records
-
-
-def _record(job: Optional[str], row: Sequence[Any]) -> RunRecord:
-    assert job is not None
-    number, *values = row
-    if not isinstance(number, int) or number > STORE_FORMAT:
-        message = (
-            f"the record of job {job!r} at {values[0]} has format {number!r}, this version of "
-            f"leasecron_sync reads up to {STORE_FORMAT}: upgrade it"
-        )
-        raise StoreRejected(message)
-    state = _STATES.get(values[1])
-    if state is None or tuple(map(type, values)) not in _KINDS_OF_RUNS:
-        raise StoreRejected(_damage(job, values))
-    scheduled_ms, _state, *fields = values
-    fields[9] = bool(fields[9])  # overlap; SQLite has no boolean
-    return RunRecord(RunKey(job, scheduled_ms), state, *fields)
-
-
-def _damage(job: str, values: Sequence[Any]) -> str:
-    wrong = [
-        name
-        for name, kinds, value in zip(_RUN_NAMES, _KINDS, values)
-        if type(value) not in kinds or (name == "state" and value not in _STATES)
-    ]
-    return f"the record of job {job!r} at {values[0]!r} is damaged: {', '.join(wrong)}"

@@ -44,6 +44,9 @@ class MemoryTables:
         self._unsettled: dict[RunKey, RunRecord] = {}
         self._pruned: dict[str, tuple[Span, ...]] = {}
 
+    def read_ahead(self, keys: Sequence[RunKey], *, others: bool) -> None:
+        pass  # all is here
+
     def run(self, key: RunKey) -> Optional[RunRecord]:
         return self.runs.get(key.job, {}).get(key.scheduled_ms)
 

@@ -182,6 +182,7 @@ class SQLiteLease(LeaseBackend):
 
         def work(tables: SQLiteTables, now_ms: int) -> None:
             _local.claim(tables, claims, max(now_ms, due_ms))
+            tables.write()
             raise _RehearsalOver
 
         with suppress(_RehearsalOver):  # whatever it wrote is rolled back
@@ -211,7 +212,7 @@ class SQLiteLease(LeaseBackend):
         return self._read(lambda tables, now_ms: _local.pending(tables, jobs, asker, limit, now_ms))
 
     def states(self, spans: Sequence[JobSpan]) -> Sequence[Mapping[int, RunState]]:
-        return self._read(lambda tables, _now_ms: [tables.states(span) for span in spans])
+        return self._read(lambda tables, _now_ms: tables.states(spans))
 
     def history(self, job: Optional[str], limit: int) -> Sequence[RunRecord]:
         return self._read(lambda tables, _now_ms: tables.history(job, limit), self._people_lane)
@@ -312,6 +313,7 @@ class SQLiteLease(LeaseBackend):
             lane.note_log()
             tables.begin(meta.get("store_id", ""))
             result = work(tables, now_ms)
+            tables.write()
             if connection.total_changes != changes:
                 writes += 1
                 connection.executemany(NOTE, ((str(now_ms), "clock_ms"), (str(writes), "writes")))

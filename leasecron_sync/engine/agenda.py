@@ -87,6 +87,8 @@ class _Plan:
         self.begin_span = False
         if row is None:
             self.spans.append((scheduled_ms, scheduled_ms))
+        elif row is self.spans[-1]:
+            self.spans[-1] = (row[0], scheduled_ms)
         else:
             self.spans.remove(row)
             self.spans.append((row[0], scheduled_ms))
@@ -112,9 +114,11 @@ class _Plan:
         return next((span for span in self.spans if span[1] == before_ms), None)
 
     def _span_of(self, scheduled_ms: Optional[int]) -> Optional[tuple[int, int]]:
-        if scheduled_ms is None:
-            return None
-        return next((span for span in self.spans if span[0] <= scheduled_ms <= span[1]), None)
+        if scheduled_ms is not None:
+            for span in self.spans:
+                if span[0] <= scheduled_ms <= span[1]:
+                    return span
+        return None
 
 
 class Agenda:

@@ -75,6 +75,8 @@ class Context:
 
     def emit(self, name: EventName, key: Optional[RunKey] = None, **fields: Any) -> None:  # noqa: ANN401 - fields of Event
         """Report an event, of a run where a key is given."""
+        if not self._hub.wants(name):
+            return
         if key is not None:
             fields["job"] = key.job
             fields["scheduled_time"] = moment(key.scheduled_ms)
@@ -82,6 +84,8 @@ class Context:
 
     def emit_of(self, name: EventName, live: LiveRun, **fields: Any) -> None:  # noqa: ANN401 - fields of Event
         """Report an event of a live run."""
+        if not self._hub.wants(name):
+            return
         if live.lease is not None:
             fields["attempt"] = live.lease.attempt
             fields["token"] = live.lease.ref.token

@@ -29,7 +29,7 @@ class Job:
     options: JobOptions
     takeover_ms: int
 
-    @property
+    @functools.cached_property  # it is read for every scheduled time
     def name(self) -> str:
         """Name of the job."""
         return self.options.name

@@ -235,9 +235,7 @@ def _claim_new(job: JobView, claim: LeaseClaim, now_ms: int) -> Change:
             _failed(other, claim.decision_id, Reason.ABANDONED, other.failures + 1, now_ms)
             for other in stale
         )
-    return _grant(
-        RunRecord(key=key, state=RunState.RUNNING), job, claim, now_ms, abandoned=abandoned
-    )
+    return _grant(None, job, claim, now_ms, abandoned=abandoned)
 
 
 def _to_abandon(record: RunRecord, claim: LeaseClaim, now_ms: int) -> bool:
@@ -245,7 +243,7 @@ def _to_abandon(record: RunRecord, claim: LeaseClaim, now_ms: int) -> bool:
 
 
 def _grant(  # noqa: PLR0913 - the parts of one decision
-    record: RunRecord,
+    record: Optional[RunRecord],
     job: JobView,
     claim: LeaseClaim,
     now_ms: int,
@@ -255,11 +253,13 @@ def _grant(  # noqa: PLR0913 - the parts of one decision
 ) -> Change:
     # Never below the store's clock: tokens go on rising when the job's record was lost.
     token = max(job.record.last_token + 1, now_ms)
-    granted = replace(
-        record,
+    granted = RunRecord(
+        key=claim.key,
         state=RunState.RUNNING,
         token=token,
-        attempt=record.attempt + 1,
+        attempt=1 if record is None else record.attempt + 1,
+        failures=0 if record is None else record.failures,
+        hand_overs=0 if record is None else record.hand_overs,
         holder=claim.holder,
         decision_id=claim.decision_id,
         until_ms=now_ms + claim.lease_ms,
@@ -268,8 +268,6 @@ def _grant(  # noqa: PLR0913 - the parts of one decision
         overlap=claim.on_overlap is OnOverlap.ALLOW,
         takeover_ms=claim.takeover_ms,
         claimed_ms=now_ms,
-        settled_ms=None,
-        reason="",
     )
     lease = Lease(
         ref=LeaseRef(granted.key, token),
@@ -278,12 +276,14 @@ def _grant(  # noqa: PLR0913 - the parts of one decision
         left_ms=claim.lease_ms,
         takeover=takeover,
     )
-    reply = replace(_granted(lease), abandoned=tuple(other.key for other in abandoned))
+    reply = _granted(lease, tuple(other.key for other in abandoned))
     return Change(reply, (granted, *abandoned), replace(job.record, last_token=token))
 
 
-def _granted(lease: Lease) -> LeaseReply:
-    return LeaseReply(Verdict.GRANTED, lease=lease, state=RunState.RUNNING, fresh=True)
+def _granted(lease: Lease, abandoned: tuple[RunKey, ...] = ()) -> LeaseReply:
+    return LeaseReply(
+        Verdict.GRANTED, lease=lease, state=RunState.RUNNING, fresh=True, abandoned=abandoned
+    )
 
 
 def _settled(record: RunRecord, *, fresh: bool) -> LeaseReply:
@@ -338,7 +338,7 @@ def _note_unsettled(change: Change, job: JobView, claim: LeaseClaim, now_ms: int
         for other in job.others
         if other.key not in reply.abandoned
     )
-    return change._replace(reply=replace(reply, unsettled=own or rest))
+    return change._replace(reply=replace(reply, unsettled=True)) if own or rest else change
 
 
 def _renew(record: Optional[RunRecord], command: Renew, now_ms: int) -> Change:

@@ -169,7 +169,8 @@ class Pruner:
         self._store.compare_pruned(JOBS)
 
     def _settle_some(self) -> None:
-        replies = self._store.claim([self._claim() for _ in range(self._dice.choice([1, 4, 9]))])
+        number = self._dice.choice([1, 4, 9, 30])
+        replies = self._store.claim([self._claim() for _ in range(number)])
         self._running += [reply.lease.ref for reply in replies if reply.lease is not None]
         # Some go on, and are pruned when what lies around them is a span.
         self._dice.shuffle(self._running)

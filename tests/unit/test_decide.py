@@ -129,9 +129,9 @@ def test_unsettled_runs_may_use_four_slots_more(free: int, picked: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "free", "size"), [(5, 32, 5), (9, 32, 8), (160, 32, 20), (160, 7, 7), (9, 0, 0)]
+    ("number", "free", "size"), [(5, 32, 5), (13, 32, 12), (160, 32, 20), (160, 7, 7), (9, 0, 0)]
 )
-def test_a_slice_is_an_eighth_at_least_eight_at_most_what_is_free(
+def test_a_slice_is_an_eighth_at_least_twelve_at_most_what_is_free(
     number: int, free: int, size: int
 ) -> None:
     chosen = pick(many(number), asker(free))

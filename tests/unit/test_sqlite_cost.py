@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from leasecron_sync import SQLiteLease
+from leasecron_sync.backends._sqlite_tables import AHEAD
 from leasecron_sync.backends.base import BackendSettings
 from leasecron_sync.model import (
     JobSpan,
@@ -121,7 +122,7 @@ def _statements(backend: SQLiteLease, call: Callable[[], object]) -> int:
     return len(seen)
 
 
-def test_a_claim_in_a_batch_needs_five_statements_and_no_transaction_of_its_own(
+def test_a_claim_in_a_batch_needs_two_statements_and_its_part_of_two_others(
     tmp_path: Path,
 ) -> None:
     """What a batch needs besides does not grow with it: each statement is paid by every claim."""
@@ -138,10 +139,10 @@ def test_a_claim_in_a_batch_needs_five_statements_and_no_transaction_of_its_own(
         ]
 
     backend.claim(claims(0, 1))  # the connection is made, statements are prepared
-    ten = _statements(backend, lambda: backend.claim(claims(10, 10)))
-    hundred = _statements(backend, lambda: backend.claim(claims(20, 100)))
-    assert hundred - ten == 90 * 5
-    assert ten - 10 * 5 == 6, (
+    few = _statements(backend, lambda: backend.claim(claims(10, AHEAD)))
+    many = _statements(backend, lambda: backend.claim(claims(40, 9 * AHEAD)))
+    assert many - few == 8 * AHEAD * 2 + 8 * 2, "the run, the token of its job; twice a reading"
+    assert few - AHEAD * 2 - 2 == 6, (
         "BEGIN, what the file says of itself, its namespace, two notes, COMMIT"
     )
     backend.pending(jobs, 10)
