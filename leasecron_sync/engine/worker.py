@@ -61,8 +61,8 @@ def execute(context: Context, live: LiveRun) -> None:
         ending = call_handler(context, live)
         if os.getpid() != pid:
             return
-        settling = Settling(context, live, ending)
         context.clock.wait(context.claimed, STARTS_FIRST_MS)
+        settling = Settling(context, live, ending)
         delay_ms = settling.step()
         while delay_ms is not None:
             context.clock.wait(live.give_up, delay_ms)
