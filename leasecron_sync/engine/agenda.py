@@ -60,6 +60,7 @@ class _Plan:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.name = job.name
         self.spans: list[tuple[int, int]] = []
         self.jittering: set[int] = set()
         self.begin_span = True
@@ -204,7 +205,7 @@ class Agenda:
         found: dict[str, int] = {}
         for entry in list(self._heap):  # a copy in one step: any thread may ask
             if self._current(entry):
-                name = entry.plan.job.name
+                name = entry.plan.name
                 found[name] = min(found.get(name, entry.scheduled_ms), entry.scheduled_ms)
         return found
 
@@ -267,7 +268,7 @@ class Agenda:
             due.append(Due(plan.job, scheduled_ms, due_ms))
 
     def _current(self, entry: _Entry) -> bool:
-        return self._plans.get(entry.plan.job.name) is entry.plan
+        return self._plans.get(entry.plan.name) is entry.plan
 
     def _push_next(self, plan: _Plan, instant_ms: int) -> None:
         scheduled_ms = plan.next_after(instant_ms)

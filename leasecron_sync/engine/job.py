@@ -29,14 +29,15 @@ class Job:
     options: JobOptions
     takeover_ms: int
 
-    @functools.cached_property  # it is read for every scheduled time
+    @property
     def name(self) -> str:
         """Name of the job."""
         return self.options.name
 
     def due_ms(self, scheduled_ms: int) -> int:
         """Return the scheduled time with its jitter."""
-        return scheduled_ms + jitter_of(self.name, scheduled_ms, self.options.jitter_ms)
+        jitter_ms = self.options.jitter_ms
+        return scheduled_ms + (jitter_of(self.name, scheduled_ms, jitter_ms) if jitter_ms else 0)
 
     def fingerprint(self) -> str:
         """Return the digest of text, zone and jitter."""
