@@ -103,7 +103,7 @@ class Tables(Protocol):
         ...
 
     def delete_runs(self, keys: Sequence[RunKey]) -> None:
-        """Delete records of runs."""
+        """Delete records of settled runs."""
         ...
 
 

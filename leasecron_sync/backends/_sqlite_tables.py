@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from leasecron_sync.backends._sqlite_rows import (
     JOB_FIELDS,
@@ -31,8 +30,6 @@ from leasecron_sync.model import (
 )
 from leasecron_sync.options import MIN_SLICE
 from leasecron_sync.protocol.transition import Span
-
-_logger = logging.getLogger("leasecron_sync.backends.sqlite")
 
 _RUN_SELECT = ", ".join(f"r.{name}" for name in ("format", *RUN_NAMES))
 _ONE_RUN = f"SELECT {_RUN_SELECT} FROM leasecron_run r WHERE r.job_id = ? AND r.scheduled_ms = ?"
@@ -65,10 +62,13 @@ _UNSETTLED_OF_JOB = (
 AHEAD = MIN_SLICE
 """Runs that are read in one statement: as many as an instance claims in one call as a rule."""
 
+FEW = 4
+"""So few are read one by one: that is as quick, since the other statement has its fixed length."""
+
 # A statement is prepared once, so it always has that many rows; those too many are NULL.
 _ASKED = f"WITH asked (n, name, from_ms, to_ms) AS (VALUES {', '.join(['(?, ?, ?, ?)'] * AHEAD)}) "
 _JOBS_AHEAD = (
-    f"{_ASKED} SELECT a.n, j.id, {', '.join(f'j.{name}' for name in JOB_FIELDS.split(', '))}, "
+    f"{_ASKED}SELECT a.n, j.id, {', '.join(f'j.{name}' for name in JOB_FIELDS.split(', '))}, "
     f"{_RUN_SELECT} FROM asked a CROSS JOIN leasecron_job j ON j.space_id = ? AND j.name = a.name "
     "LEFT JOIN leasecron_run r ON r.job_id = j.id AND r.scheduled_ms = a.from_ms"
 )
@@ -77,7 +77,7 @@ _UNSETTLED_AHEAD = (
     f"AND r.job_id IN ({', '.join('?' * AHEAD)}) AND r.settled_ms IS NULL"
 )
 _STATES_IN = (
-    f"{_ASKED} SELECT a.n, r.scheduled_ms, r.state FROM asked a "
+    f"{_ASKED}SELECT a.n, r.scheduled_ms, r.state FROM asked a "
     "CROSS JOIN leasecron_job j ON j.space_id = ? AND j.name = a.name "
     "CROSS JOIN leasecron_run r ON r.job_id = j.id AND r.scheduled_ms BETWEEN a.from_ms AND a.to_ms"
 )
@@ -86,11 +86,16 @@ _RUN_AT = len(JOB_FIELDS.split(", "))
 """Where a run begins in a row that has those fields of its job first."""
 
 
+_Run = Union[RunRow, RunRecord, None]
+"""A run as it was read, or as it was put; None when there is none."""
+
+
 class SQLiteTables:
     """Reads and writes records inside the transaction that its caller has begun.
 
     What it has read it remembers until the transaction ends, and no longer: ids are those of
-    other jobs when somebody has put the contents of another file in place.
+    other jobs when somebody has put the contents of another file in place. What is put is written
+    before the next statement that reads, and at the latest by ``write``.
     """
 
     def __init__(self, connection: sqlite3.Connection, namespace: str) -> None:
@@ -104,8 +109,8 @@ class SQLiteTables:
         self.store_id = store_id
         self._known_space_id: Optional[int] = None
         self._jobs: dict[str, JobRow] = {}
-        self._runs: dict[RunKey, Optional[RunRow]] = {}
-        self._open: dict[str, dict[RunKey, RunRow]] = {}
+        self._runs: dict[RunKey, _Run] = {}
+        self._open: dict[str, dict[RunKey, _Run]] = {}
         self._added: list[tuple[object, ...]] = []
         self._changed: list[tuple[object, ...]] = []
         self._granted: list[tuple[int, int]] = []
@@ -130,7 +135,7 @@ class SQLiteTables:
     def read_ahead(self, keys: Sequence[RunKey], *, others: bool) -> None:
         for first in range(0, len(keys), AHEAD):
             few = keys[first : first + AHEAD]
-            if len(few) > 1:  # for one alone it is no quicker
+            if len(few) > FEW:
                 names = self._read_runs(few)
                 if others:
                     self._read_unsettled(names)
@@ -145,9 +150,10 @@ class SQLiteTables:
         for number, job_id, *row in found:
             key = keys[number]
             names[job_id] = key.job
-            # Of a run that is not there all is NULL, its format too.
             self._jobs[key.job] = (job_id, *row[:_RUN_AT])
-            self._runs[key] = None if row[_RUN_AT] is None else row[_RUN_AT:]
+            # Of a run that is not there all is NULL; in a damaged one that may be true of others.
+            there = row[_RUN_AT + 1] is not None
+            self._runs[key] = row[_RUN_AT:] if there else None
         return names
 
     def _read_unsettled(self, names: Mapping[int, str]) -> None:
@@ -167,8 +173,7 @@ class SQLiteTables:
             if job_id is None:
                 return None
             self._read_one(job_id, key)
-        row = self._runs[key]
-        return None if row is None else run_of(key.job, row)
+        return _record(key.job, self._runs[key])
 
     def job(self, name: str) -> Optional[JobRecord]:
         row = self._job_row(name)
@@ -180,7 +185,8 @@ class SQLiteTables:
             return tuple(readable(rows))
         known = self._open.get(job)
         if known is not None:
-            return tuple(run_of(job, row) for row in known.values())
+            records = (_record(job, run) for run in known.values())
+            return tuple(record for record in records if record is not None)
         row = self._job_row(job)
         if row is None:
             return ()
@@ -204,7 +210,7 @@ class SQLiteTables:
         )
         return [RunKey(*row) for row in rows]
 
-    def states(self, spans: Sequence[JobSpan]) -> list[Mapping[int, RunState]]:
+    def states_in(self, spans: Sequence[JobSpan]) -> list[Mapping[int, RunState]]:
         """Return the states of known runs in each span, by their scheduled times."""
         found: list[dict[int, RunState]] = [{} for _span in spans]
         for first in range(0, len(spans), AHEAD):
@@ -265,13 +271,13 @@ class SQLiteTables:
         if key not in self._runs:  # it was read together with others
             self._read_one(job_id, key)
         written = self._added if self._runs[key] is None else self._changed
-        self._runs[key] = row = run_row(record)
-        number, scheduled_ms, *values = row
+        self._runs[key] = record
+        number, scheduled_ms, *values = run_row(record)
         written.append((number, *values, self._space_id, job_id, scheduled_ms))
         open_ones = self._open.get(key.job)
         if open_ones is not None:
             if record.settled_ms is None:
-                open_ones[key] = row
+                open_ones[key] = record
             else:
                 open_ones.pop(key, None)
 
@@ -361,6 +367,10 @@ def _asked(spans: Sequence[JobSpan]) -> list[object]:
     """Return the values for ``_ASKED``."""
     rows: list[object] = [value for number, span in enumerate(spans) for value in (number, *span)]
     return rows + [None] * (4 * AHEAD - len(rows))
+
+
+def _record(job: str, run: _Run) -> Optional[RunRecord]:
+    return run if run is None or isinstance(run, RunRecord) else run_of(job, run)
 
 
 def _lenient(text: bytes) -> str:

@@ -212,7 +212,7 @@ class SQLiteLease(LeaseBackend):
         return self._read(lambda tables, now_ms: _local.pending(tables, jobs, asker, limit, now_ms))
 
     def states(self, spans: Sequence[JobSpan]) -> Sequence[Mapping[int, RunState]]:
-        return self._read(lambda tables, _now_ms: tables.states(spans))
+        return self._read(lambda tables, _now_ms: tables.states_in(spans))
 
     def history(self, job: Optional[str], limit: int) -> Sequence[RunRecord]:
         return self._read(lambda tables, _now_ms: tables.history(job, limit), self._people_lane)

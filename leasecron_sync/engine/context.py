@@ -84,8 +84,6 @@ class Context:
 
     def emit_of(self, name: EventName, live: LiveRun, **fields: Any) -> None:  # noqa: ANN401 - fields of Event
         """Report an event of a live run."""
-        if not self._hub.wants(name):
-            return
         if live.lease is not None:
             fields["attempt"] = live.lease.attempt
             fields["token"] = live.lease.ref.token

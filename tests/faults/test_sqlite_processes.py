@@ -288,14 +288,16 @@ INSIDE_ITS_WRITE = """
 from leasecron_sync.backends._sqlite_tables import SQLiteTables
 backend = connect()
 backend.probe()
-put_run = SQLiteTables.put_run
+write = SQLiteTables.write
 
-def put_run_and_then(tables, record):
-    put_run(tables, record)
-    say(inside=True)
-    os.kill(os.getpid(), signal.{signal})
+def write_and_then(tables):
+    has_run = bool(tables._added)
+    write(tables)
+    if has_run:
+        say(inside=True)
+        os.kill(os.getpid(), signal.{signal})
 
-SQLiteTables.put_run = put_run_and_then
+SQLiteTables.write = write_and_then
 reply = claim(backend, "job")
 say(verdict=reply.verdict.value)
 backend.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Iterator
+from enum import IntEnum
 
 import pytest
 
 from leasecron_sync.backends._sqlite_schema import schema_sql
 from leasecron_sync.backends._sqlite_tables import AHEAD, SQLiteTables
 from leasecron_sync.backends.memory import MemoryTables
+from leasecron_sync.errors import StoreRejected
 from leasecron_sync.model import JobRecord, JobSpan, RunKey, RunRecord, RunState
 
 JOBS = [f"job {number}" for number in range(AHEAD + 3)]
@@ -93,7 +95,7 @@ class Both:
         for _way in range(6):
             self.look(KEYS)
         spans = [JobSpan(job, 2_000, 3_000) for job in JOBS]
-        assert self._tables.states(spans) == [self._expected.states(span) for span in spans]
+        assert self._tables.states_in(spans) == [self._expected.states(span) for span in spans]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -110,6 +112,50 @@ def test_a_transaction_reads_what_it_has_written(seed: int, connection: sqlite3.
         connection.execute("COMMIT")
         tables.begin("store")
         both.compare()
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_run_without_a_format_is_damaged_and_not_missing(*, others: bool) -> None:
+    """A zero in the wrong place of the file is enough for that, whatever the table forbids."""
+    schema = schema_sql()
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.executescript(schema.replace("format       INTEGER NOT NULL", "format INTEGER"))
+    tables = SQLiteTables(connection, "default")
+    for key in KEYS:
+        tables.put_run(RunRecord(key, RunState.FINISHED, settled_ms=5_000))
+    tables.write()
+    connection.execute("UPDATE leasecron_run SET format = NULL WHERE scheduled_ms = 2000")
+    tables.begin("store")
+    tables.read_ahead(KEYS, others=others)
+    for key in KEYS:
+        if key.scheduled_ms == 2_000:
+            with pytest.raises(StoreRejected, match="format None"):
+                tables.run(key)
+        else:
+            assert tables.run(key) is not None
+    assert tables.run(RunKey(JOBS[0], 4_000)) is None
+    connection.close()
+
+
+class Attempts(IntEnum):
+    """What an application may give where a number is asked for."""
+
+    FEW = 2
+
+
+def test_what_was_put_is_no_damage_whatever_kind_of_number_it_has(
+    connection: sqlite3.Connection,
+) -> None:
+    tables = SQLiteTables(connection, "default")
+    key = RunKey("job", 1_000)
+    record = RunRecord(key, RunState.RUNNING, max_attempts=Attempts.FEW)
+    tables.put_job(JobRecord("job"))
+    tables.put_run(record)
+    assert tables.run(key) == record
+    assert tables.unsettled("job") == (record,)
+    tables.write()
+    tables.begin("store")
+    assert tables.run(key) == record
 
 
 def test_what_is_put_is_written_when_it_is_said_at_the_latest(
