@@ -93,7 +93,7 @@ class Claims:
                 if plans.standby.stands_back(item.key, asker.steady_ms) and not item.unknown:
                     plans.backlog.discard(item)
                     chosen.candidates.remove(item)
-        self._reporter.full(starved=chosen.starved, free=asker.free)
+        self._reporter.full(starved=chosen.starved, left=chosen.left, free=asker.free)
         if not chosen.candidates:
             return False
         context.claimed.clear()

@@ -138,7 +138,8 @@ def pick(offers: Offers, asker: Asker) -> Pick:
     size = min(free, max(MIN_SLICE, -(-len(rest) // SLICE_DIVISOR)))
     sliced = sliced_from(rest, asker.instance_id, size)
     left_out = len(first) + len(rest) - len(chosen) - len(sliced)
-    starved = len(chosen) < len(first) or (len(rest) > len(sliced) and free <= size)
+    # Not where all slots might be taken by this claim: it may win nothing, and more is asked for.
+    starved = len(chosen) < len(first) or (bool(rest) and asker.free <= 0)
     return Pick(chosen + sliced, starved, left_out > 0 and not starved, left_out)
 
 

@@ -143,11 +143,12 @@ class Reporter:
                     live.thread.name if live.thread is not None else "",
                 )
 
-    def full(self, *, starved: bool, free: int) -> None:
+    def full(self, *, starved: bool, left: int, free: int) -> None:
         """Warn once when runs wait for a slot, until there is a free one that none waits for.
 
         Args:
             starved: True when a run was left out for want of a slot.
+            left: How many were left out, for whatever reason.
             free: Free slots.
         """
         if starved:
@@ -158,5 +159,5 @@ class Reporter:
                 "every slot of this instance is taken, due runs wait max_concurrent_runs=%d",
                 self._context.options.max_concurrent_runs,
             )
-        elif free > 0 and not starved:
+        elif free > 0 and not left:
             self._full_told = False

@@ -83,7 +83,7 @@ class Plain:
         size = min(free, max(MIN_SLICE, -(-len(rest) // SLICE_DIVISOR)))
         sliced = rotated(rest, asker.instance_id)[:size]
         left_out = len(first) + len(rest) - len(chosen) - len(sliced)
-        starved = len(chosen) < len(first) or (len(rest) > len(sliced) and free <= size)
+        starved = len(chosen) < len(first) or (bool(rest) and asker.free <= 0)
         return Pick(chosen + sliced, starved, left_out > 0 and not starved)
 
     def in_turn(self, candidates: Iterable[Candidate], asker: Asker) -> list[Candidate]:

@@ -136,8 +136,8 @@ def test_a_slice_is_an_eighth_at_least_twelve_at_most_what_is_free(
 ) -> None:
     chosen = pick(many(number), asker(free))
     assert len(chosen.candidates) == size
-    assert chosen.more == (size < min(number, free))
-    assert chosen.starved == (free <= size < number)
+    assert chosen.starved == (free == 0)
+    assert chosen.more == (free > 0 and size < number)
 
 
 def test_instances_begin_at_places_of_their_own() -> None:

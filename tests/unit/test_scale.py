@@ -135,6 +135,46 @@ def test_a_slot_that_becomes_free_is_filled() -> None:
     assert len(only.manual.runs) == SLOTS
 
 
+def told_of_slots(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how often it was told that runs wait for a slot."""
+    return sum("slot" in record.getMessage() for record in caplog.records)
+
+
+def test_runs_that_are_skipped_wait_for_no_slot(caplog: pytest.LogCaptureFixture) -> None:
+    """Though there are more of them than free slots, and as many slots as are asked for at once."""
+    fleet = Fleet("lease")
+    only = fleet.add("a", skew_ms=0)
+    names = [f"job {number}" for number in range(SLOTS - MIN_SLICE)]
+    for name in names:
+        only.job(name, "* * * * *")
+    only.start()
+    fleet.held = set(names)
+    fleet.advance(150 * SECOND)
+    assert free(only) == MIN_SLICE < len(names)
+    assert {event.job for event in only.named("run_skipped")} == set(names)
+    assert told_of_slots(caplog) == 0
+
+
+def test_runs_that_wait_for_a_slot_are_told_once_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet, (only,) = fleet_of(1, 100)
+    for number in range(100):
+        only.job(f"other {number:05d}", "30 * * * *")
+    fleet.held = {f"{kind} {number:05d}" for kind in ("job", "other") for number in range(100)}
+    fleet.advance(2 * SECOND)
+    assert told_of_slots(caplog) == 1
+    for number in range(0, 100, 7):  # slots become free, and are taken at once
+        fleet.held -= {f"job {one:05d}" for one in range(number, number + 7)}
+        fleet.advance(1)
+    assert len(fleet.starts) == 100
+    assert free(only) == SLOTS
+    assert told_of_slots(caplog) == 1
+    fleet.advance(1_800 * SECOND)
+    assert free(only) == 0
+    assert told_of_slots(caplog) == 2
+
+
 # -- what a step costs -----------------------------------------------------------------------------
 
 
