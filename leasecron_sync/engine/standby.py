@@ -12,6 +12,10 @@ EVERY_MS = 1_000
 FULL_MS = 100
 """After an answer that was cut off at its limit, it looks again this soon."""
 
+STILL_MS = 100
+"""After an answer that says the same as the one before, though that time has passed, it looks again
+this soon: the store's clock stands still, until one that was set back has come to where it was."""
+
 MAX_LAPSES = 1_000
 """Leases that are remembered to lapse; the earliest ones count."""
 
@@ -27,6 +31,7 @@ class Standby:
         self._lapses: list[int] = []
         self._not_before_ms = 0
         self._handed_over: dict[RunKey, int] = {}
+        self._said_ms: Optional[int] = None
 
     def note(self, wait_ms: int, steady_ms: int) -> None:
         """Note an unsettled run that may become claimable after a wait."""
@@ -71,5 +76,8 @@ class Standby:
         if pending.unsettled:
             # One more, for a lease lapses at its end, not before.
             next_ms = EVERY_MS if pending.next_in_ms is None else pending.next_in_ms + 1
+            if not pending.keys and pending.next_in_ms == self._said_ms:
+                next_ms = max(next_ms, STILL_MS)
             self.note(next_ms if len(pending.keys) < limit else FULL_MS, steady_ms)
+        self._said_ms = pending.next_in_ms
         return [key for key in pending.keys if key not in self._handed_over]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from leasecron_sync.engine.standby import STILL_MS, Standby
 from leasecron_sync.errors import HandOver
-from leasecron_sync.model import RunState
+from leasecron_sync.model import Pending, RunState
 from leasecron_sync.run import Run
 from tests.fleet import HOUR, MIDDAY_MS, MINUTE, SECOND, Fleet, Instance
 
@@ -189,3 +190,24 @@ def test_who_handed_a_run_over_stands_back_for_a_lease() -> None:
     fleet.advance(HOUR // 6)
     one, two = fleet.starts
     assert 15 * SECOND <= two.at_ms - one.at_ms <= 17 * SECOND
+
+
+def test_a_store_whose_clock_stands_still_is_not_asked_all_the_time() -> None:
+    """An SQLite store's does, while the host's clock is a few seconds behind the file's."""
+    standby, asked_ms = Standby(), [0]
+    while asked_ms[-1] < 10 * STILL_MS:
+        standby.asking(asked_ms[-1])
+        standby.answered(Pending((), 3, unsettled=True), 100, asked_ms[-1])
+        next_ms = standby.ask_ms()
+        assert next_ms is not None
+        asked_ms.append(next_ms)
+    assert asked_ms[:2] == [0, 4], "the first time it may be as the store says"
+    assert len(asked_ms) <= 13
+
+
+def test_a_store_whose_clock_goes_on_is_asked_when_it_says() -> None:
+    standby = Standby()
+    for steady_ms, next_in_ms in ((0, 500), (501, 3), (505, 7), (513, 2)):
+        standby.asking(steady_ms)
+        standby.answered(Pending((), next_in_ms, unsettled=True), 100, steady_ms)
+        assert standby.ask_ms() == steady_ms + next_in_ms + 1

@@ -159,6 +159,8 @@ class InSQLite:
     def now_ms(self) -> int:
         """Return the host's clock, or the newest time in the file if that is a bit ahead of it."""
         now_ms = self._clock()
+        if now_ms < self._bridged_ms:
+            self.stepped()  # a newest time too far ahead is given up by whoever writes next
         if now_ms < self._bridged_ms <= now_ms + BRIDGED_STEP_MS:
             return self._bridged_ms
         return now_ms
