@@ -85,9 +85,8 @@ _STATES_IN = (
 _RUN_AT = len(JOB_FIELDS.split(", "))
 """Where a run begins in a row that has those fields of its job first."""
 
-
-_Run = Union[RunRow, RunRecord, None]
-"""A run as it was read, or as it was put; None when there is none."""
+_Run = Union[RunRow, RunRecord]
+"""A run as it was read, or as it was put."""
 
 
 class SQLiteTables:
@@ -109,7 +108,7 @@ class SQLiteTables:
         self.store_id = store_id
         self._known_space_id: Optional[int] = None
         self._jobs: dict[str, JobRow] = {}
-        self._runs: dict[RunKey, _Run] = {}
+        self._runs: dict[RunKey, Optional[_Run]] = {}
         self._open: dict[str, dict[RunKey, _Run]] = {}
         self._added: list[tuple[object, ...]] = []
         self._changed: list[tuple[object, ...]] = []
@@ -173,7 +172,8 @@ class SQLiteTables:
             if job_id is None:
                 return None
             self._read_one(job_id, key)
-        return _record(key.job, self._runs[key])
+        found = self._runs[key]
+        return None if found is None else _record(key.job, found)
 
     def job(self, name: str) -> Optional[JobRecord]:
         row = self._job_row(name)
@@ -185,8 +185,7 @@ class SQLiteTables:
             return tuple(readable(rows))
         known = self._open.get(job)
         if known is not None:
-            records = (_record(job, run) for run in known.values())
-            return tuple(record for record in records if record is not None)
+            return tuple(_record(job, run) for run in known.values())
         row = self._job_row(job)
         if row is None:
             return ()
@@ -369,8 +368,8 @@ def _asked(spans: Sequence[JobSpan]) -> list[object]:
     return rows + [None] * (4 * AHEAD - len(rows))
 
 
-def _record(job: str, run: _Run) -> Optional[RunRecord]:
-    return run if run is None or isinstance(run, RunRecord) else run_of(job, run)
+def _record(job: str, run: _Run) -> RunRecord:
+    return run if isinstance(run, RunRecord) else run_of(job, run)
 
 
 def _lenient(text: bytes) -> str:
