@@ -33,6 +33,12 @@ TURNS = 8
 """How often in one call the stream is looked at, while other instances make or change it."""
 
 IN_PROCESS_MS = 20
+
+NOBODY_WAITS_MS = (20, 40, 80, 160, 200)
+"""After which times it is published again when nobody listens: a stream is found before it listens
+when it has just been made, and a leader is followed by the next one. Together they are as long as
+NATS' own clients wait by default. What nobody got has no effect, so it may be repeated."""
+
 NS = 1_000_000
 
 _STREAM_NOT_FOUND, _IN_PROCESS, _NAME_IN_USE, _WRONG_STREAM = 10059, 10158, 10058, 10060
@@ -264,7 +270,7 @@ class Stream:
     ) -> dict[str, Any]:
         headers = {"Nats-Msg-Id": message_id, "Nats-Expected-Stream": self._name}
         while True:
-            answer = await self.link.ask(subject_of(self._name), decision, deadline, headers)
+            answer = await self._heard(decision, deadline, headers)
             if _code(answer) != _IN_PROCESS:
                 break
             # Somebody's message of that id is on its way to the replicas.
@@ -277,6 +283,20 @@ class Stream:
             message = f"{self._label}: somebody else than JetStream answered"
             raise OutcomeUnknown(message)
         return answer
+
+    async def _heard(
+        self, decision: bytes, deadline: Deadline, headers: dict[str, str]
+    ) -> dict[str, Any]:
+        """Publish until somebody answers, for a moment."""
+        subject = subject_of(self._name)
+        for wait_ms in NOBODY_WAITS_MS:
+            try:
+                return await self.link.ask(subject, decision, deadline, headers)
+            except NobodyAnswers:
+                if deadline.left_ms() <= wait_ms:
+                    raise
+            await asyncio.sleep(wait_ms / 1000)
+        return await self.link.ask(subject, decision, deadline, headers)
 
     async def _first(self, sequence: int, deadline: Deadline) -> bytes:
         """Return the message that had the id first.

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import cycle
 from typing import Any, Callable, Optional
 from unittest import mock
 
@@ -328,6 +329,39 @@ def test_a_message_in_process_is_asked_for_again(bench: Bench) -> None:
         backend = bench.open(call_timeout_ms=200)
         with pytest.raises(StoreUnavailable):
             ask(backend, bench.intend())
+
+
+def test_a_stream_that_does_not_listen_yet_is_asked_again(bench: Bench) -> None:
+    """A server may show a stream that another instance makes before it has subscribed."""
+    backend, other = bench.open(), bench.open(call_timeout_ms=100)
+    other.probe()
+    real = _nats_link.Link.ask
+    deaf: Iterator[bool]
+    published = 0
+
+    async def asked(link: Any, subject: str, *args: Any) -> Any:  # noqa: ANN401
+        nonlocal published
+        if subject.startswith("leasecron.claim."):
+            published += 1
+            if next(deaf):
+                subject = "nobody"
+        return await real(link, subject, *args)
+
+    with mock.patch.object(_nats_link.Link, "ask", asked):
+        deaf = iter([True, True, False])
+        claim = bench.intend()
+        assert ask(backend, claim) is Verdict.GRANTED
+        assert published == 3
+        deaf = cycle([True])
+        with pytest.raises(_nats_link.NobodyAnswers):
+            ask(backend, bench.intend())  # within the time of a call, and not for ever
+        assert published == 3 + 1 + len(_nats_stream.NOBODY_WAITS_MS)
+        with pytest.raises(_nats_link.NobodyAnswers):
+            ask(other, bench.intend())
+        assert published < 3 + 2 * (1 + len(_nats_stream.NOBODY_WAITS_MS))
+        deaf = cycle([False])
+        assert ask(other, bench.rival(claim)) is Verdict.TAKEN
+    assert bench.messages() == 1
 
 
 def test_an_answer_of_somebody_else_is_no_grant(bench: Bench) -> None:
