@@ -20,7 +20,7 @@ from leasecron_sync.engine.standby import Standby
 from leasecron_sync.engine.starting import Starter
 from leasecron_sync.errors import StoreError
 from leasecron_sync.model import Verdict
-from leasecron_sync.options import EXTRA_SLOTS, MAX_WAIT_MS, ON_TIME_MS
+from leasecron_sync.options import EXTRA_SLOTS, MAX_WAIT_MS, ON_TIME_MS, STILL_MS
 
 _logger = logging.getLogger("leasecron_sync.engine.claims")
 
@@ -191,7 +191,11 @@ class Claims:
             caller.note_early(sent_now_ms - item.due_ms + reply.wait_ms)
             if item.due_ms - caller.now_ms() > ON_TIME_MS:
                 self.far_ms = max(item.due_ms, self.far_ms or item.due_ms)
-            ask_ms, due_ms = min(max(1, reply.wait_ms), MAX_WAIT_MS), steady_ms + reply.wait_ms
+            # Early as before, though that time has passed: the store's clock stands still.
+            least_ms = STILL_MS if reply.wait_ms == item.early_ms else 1
+            item.early_ms = reply.wait_ms
+            ask_ms = min(max(least_ms, reply.wait_ms), MAX_WAIT_MS)
+            due_ms = steady_ms + reply.wait_ms
             with self._plans.lock:
                 self._plans.backlog.ask_again(item, steady_ms + ask_ms, due_steady_ms=due_ms)
             kept = True

@@ -40,6 +40,7 @@ class Candidate:
         surplus: True when its job had more late runs than may be made up for.
         due_steady_ms: Steady time at which it is due by the store's clock, once the store said so.
         late_ms: How late it was when the agenda handed it out.
+        early_ms: How early it was by the newest answer that said so.
     """
 
     job: Job
@@ -56,6 +57,7 @@ class Candidate:
     surplus: bool = False
     due_steady_ms: Optional[int] = None
     late_ms: int = 0
+    early_ms: int = 0
 
     def age_ms(self, now_ms: int, steady_ms: int) -> int:
         """Return how long ago it fell due, by the store's clock where that is known."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Optional
 
 from leasecron_sync.model import Pending, RunKey
+from leasecron_sync.options import STILL_MS
 
 EVERY_MS = 1_000
 """An instance that knows of an unsettled run it does not hold looks at least this often."""
 
 FULL_MS = 100
 """After an answer that was cut off at its limit, it looks again this soon."""
-
-STILL_MS = 100
-"""After an answer that says the same as the one before, though that time has passed, it looks again
-this soon: the store's clock stands still, until one that was set back has come to where it was."""
 
 MAX_LAPSES = 1_000
 """Leases that are remembered to lapse; the earliest ones count."""

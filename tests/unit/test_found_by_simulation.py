@@ -11,7 +11,7 @@ from leasecron_sync.engine.claiming import OnceClaimer
 from leasecron_sync.engine.decide import Candidate, Origin
 from leasecron_sync.errors import HandOver, StoreRejected, StoreUnavailable
 from leasecron_sync.model import LeaseClaim, OnceClaim, OnOverlap, RunKey, RunState, Verdict
-from leasecron_sync.options import ON_TIME_MS
+from leasecron_sync.options import ON_TIME_MS, STILL_MS
 from leasecron_sync.schedule import every
 from tests.fleet import DAY, HOUR, MIDDAY_MS, MINUTE, SECOND, Fleet, Instance, minutes
 
@@ -91,6 +91,39 @@ def test_a_decision_that_was_too_early_is_kept_when_its_candidate_is_not() -> No
         assert answer.reply.verdict is Verdict.EARLY
         decisions.add(item.decision_id)
     assert len(decisions) == 1
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+def test_a_store_whose_clock_stands_still_is_not_asked_for_a_run_all_the_time(family: str) -> None:
+    """It was set back a little, and says so long that it is what it was then."""
+    fleet = Fleet(family)
+    only = fleet.add("ahead", skew_ms=50)  # too little to be put right
+    only.job("job", "* * * * *")
+    only.start()
+    inner: Any = only.backend.inner
+    right = fleet.store_clock.now_ms
+    goes_on_ms = MIDDAY_MS + 4 * STILL_MS
+
+    def stands() -> int:
+        return right() if right() >= goes_on_ms else min(right(), MIDDAY_MS - 2)
+
+    inner._now_ms = stands
+    before = only.calls("claim")
+    fleet.advance(31 * SECOND)
+    (start,) = fleet.starts
+    assert 0 <= start.at_ms - goes_on_ms <= STILL_MS
+    assert only.calls("claim") - before <= 7
+
+
+@pytest.mark.parametrize("family", ["lease", "claim"])
+def test_a_run_that_was_early_begins_when_the_store_said(family: str) -> None:
+    fleet = Fleet(family)
+    only = fleet.add("ahead", skew_ms=300)
+    only.job("job", "* * * * *")
+    only.start()
+    fleet.advance(31 * SECOND)
+    (start,) = fleet.starts
+    assert start.at_ms == MIDDAY_MS
 
 
 def test_what_may_have_been_won_is_asked_for_again_before_anything_else() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from leasecron_sync.engine.standby import STILL_MS, Standby
+from leasecron_sync.engine.standby import Standby
 from leasecron_sync.errors import HandOver
 from leasecron_sync.model import Pending, RunState
+from leasecron_sync.options import STILL_MS
 from leasecron_sync.run import Run
 from tests.fleet import HOUR, MIDDAY_MS, MINUTE, SECOND, Fleet, Instance
 
