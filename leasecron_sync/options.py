@@ -37,7 +37,7 @@ EXTRA_SLOTS = 4
 MIN_SLICE = 12
 SLICE_DIVISOR = 8
 MAX_WAIT_MS = 5_000
-STILL_MS = 100
+STILL_MS = 200
 """When an answer says the same as the one before, though the time that it spoke of has passed, the
 store is asked again this soon: its clock stands still, until one that was set back has come to
 where it was."""

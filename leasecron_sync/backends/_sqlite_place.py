@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 from typing import Optional, Union
 
+from leasecron_sync.backends._sqlite_errors import may_not_write
 from leasecron_sync.backends._sqlite_mounts import mount_of, read_mounts
-from leasecron_sync.errors import StoreUnsupported
+from leasecron_sync.errors import StoreRejected, StoreUnsupported
 
 MAX_PATH = 504
 """Longest path that SQLite opens, in bytes and without symbolic links."""
@@ -95,6 +96,22 @@ def check_file(path: str) -> Optional[os.stat_result]:
         message = f"the SQLite file {path!r} is a pipe, a socket or a device: name a file"
         raise StoreUnsupported(message)
     return found
+
+
+def check_visible(path: str) -> None:
+    """Refuse a file of which nobody can say here whether it is there.
+
+    Raises:
+        StoreRejected: A folder on the way does not let this user through.
+    """
+    try:
+        Path(path).stat()
+    except PermissionError as error:
+        reason = str(error.strerror).lower()
+        message = f"SQLite file {path!r}: {reason}: {may_not_write()}"
+        raise StoreRejected(message) from error
+    except OSError:
+        return  # it is not there
 
 
 def _folder_device(folder: Path) -> Optional[int]:

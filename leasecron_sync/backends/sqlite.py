@@ -24,7 +24,7 @@ from leasecron_sync.backends._sqlite_lanes import (
     was_inherited,
 )
 from leasecron_sync.backends._sqlite_past import Past
-from leasecron_sync.backends._sqlite_place import check_file, check_place, given_path
+from leasecron_sync.backends._sqlite_place import check_file, check_place, check_visible, given_path
 from leasecron_sync.backends._sqlite_schema import (
     check_format,
     has_log,
@@ -290,6 +290,7 @@ class SQLiteLease(LeaseBackend):
             if names is None:
                 return
             lane.lock.release()
+            check_visible(self._path)  # what it opened may still be there, and is kept
             gone = identity(names.database) != former.database
             if leave_files(names, former, _clock, deadline_ms):
                 if gone:
@@ -344,6 +345,7 @@ class SQLiteLease(LeaseBackend):
     ) -> None:
         names, found = Names(self._path), check_file(self._path)
         if found is None and begin == READ:
+            check_visible(self._path)
             message = f"the SQLite file {self._path!r} does not exist"
             raise StoreUnavailable(message)
         before = identity(names.database)

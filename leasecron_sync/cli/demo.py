@@ -317,4 +317,5 @@ def _say_what_next() -> None:
     say()
     say(EXAMPLE)
     say("It shows its failures when it configures logging, as README.rst does.")
-    say("Read on: README.rst, then docs/ beside it, or leasecron-sync --help.")
+    say("Read on: README.rst, then docs/ beside it. All commands:")
+    say(f"  {_python()} -m leasecron_sync --help")

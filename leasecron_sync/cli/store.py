@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Final, NamedTuple, Optional
 from urllib.parse import quote, unquote, urlsplit
 
+from leasecron_sync.backends._sqlite_errors import translated
+from leasecron_sync.backends._sqlite_place import check_visible
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.backends.memory import MemoryLease
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.backends.urls import connect
 from leasecron_sync.cli.output import CommandError, UsageError
+from leasecron_sync.errors import StoreRejected
 from leasecron_sync.options import CALL_TIMEOUT_MS, check_name
 
 VARIABLE: Final = "LEASECRON_SYNC_URL"
@@ -165,6 +168,10 @@ def _check_file(path: str) -> None:
         CommandError: There is no such file, it cannot be read, or it holds something else.
     """
     shown_path = str(Path(path).absolute())
+    try:
+        check_visible(shown_path)
+    except StoreRejected as error:
+        raise CommandError(str(error)) from error
     if not Path(path).exists():
         message = (
             f"there is no SQLite file {shown_path!r}: no scheduler was started on it yet, or it is "
@@ -182,7 +189,7 @@ def _check_file(path: str) -> None:
                 "SELECT 1 FROM sqlite_master WHERE name = 'leasecron_meta'"
             ).fetchall()
     except sqlite3.Error as error:
-        message = f"the SQLite file {shown_path!r} cannot be read: {error}"
+        message = f"the file cannot be read: {translated(shown_path, error)}"
         raise CommandError(message) from error
     if not found:
         message = f"the SQLite file {shown_path!r} holds no store of leasecron_sync"

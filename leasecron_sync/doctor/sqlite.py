@@ -13,13 +13,14 @@ from urllib.parse import quote
 from leasecron_sync.backends._sqlite_errors import translated
 from leasecron_sync.backends._sqlite_mounts import mount_of, read_mounts
 from leasecron_sync.backends._sqlite_past import BRIDGED_STEP_MS
-from leasecron_sync.backends._sqlite_place import check_place
+from leasecron_sync.backends._sqlite_place import check_place, check_visible
 from leasecron_sync.backends._sqlite_schema import INDEXES, META, TABLES
 from leasecron_sync.backends.sqlite import SQLiteLease
 from leasecron_sync.clock import Clock, SystemClock
 from leasecron_sync.doctor.finding import Examination, Findings
+from leasecron_sync.doctor.sqlite_lock import CAN_TELL, check_lock
 from leasecron_sync.doctor.store_format import tell_format
-from leasecron_sync.errors import StoreUnsupported
+from leasecron_sync.errors import StoreRejected, StoreUnsupported
 
 SMALL_DISK: Final = 100 * 1024 * 1024
 """Free space, in bytes, below which there is a warning."""
@@ -30,6 +31,11 @@ _HEADER: Final = 100
 
 _IDLE: Final = (
     "No instance can start on it. Nothing is claimed, and what is due is caught up or missed later."
+)
+
+_RIGHTS: Final = (
+    "Give the application's user the right to read and write the file and its folder, where SQLite "
+    "keeps two files beside it; then call this command as that user."
 )
 
 
@@ -54,7 +60,9 @@ def examine_sqlite(backend: SQLiteLease, exam: Examination) -> None:
     """
     findings, path = exam.findings, backend.path
     findings.ok("version", f"SQLite {sqlite3.sqlite_version}")
-    if not _check_mount(findings, path) or not _check_place(findings, path):
+    if not _check_mount(findings, path) or not _check_visible(findings, path):
+        return
+    if not _check_place(findings, path):
         return
     with findings.checking("disk"):
         _check_disk(findings, path)
@@ -87,6 +95,15 @@ def _check_mount(findings: Findings, path: str) -> bool:
         "Put the file on a disk of this host, or use PostgreSQL or Redis for several hosts.",
     )
     return False
+
+
+def _check_visible(findings: Findings, path: str) -> bool:
+    try:
+        check_visible(path)
+    except StoreRejected as error:
+        findings.problem("rights", str(error), _IDLE, _RIGHTS)
+        return False
+    return True
 
 
 def _check_place(findings: Findings, path: str) -> bool:
@@ -156,8 +173,7 @@ def _check_rights(findings: Findings, path: str) -> None:
         "rights",
         f"{'; '.join(wrong)} by user {os.geteuid()}",
         f"{_IDLE} Only this command's own user was looked at: the application may have another.",
-        "Give the application's user the right to read and write the file and its folder, where "
-        "SQLite keeps two files beside it; then call this command as that user.",
+        _RIGHTS,
     )
 
 
@@ -204,6 +220,9 @@ def _check_file(exam: Examination, path: str) -> None:
             "says.",
         )
         return
+    if CAN_TELL:
+        with findings.checking("lock"):
+            check_lock(findings, path)
     _check_store(findings, look)
     _check_clock(findings, look.meta.get("clock_ms", ""), SystemClock())
 

@@ -289,6 +289,44 @@ backend.close()
     bench.check()
 
 
+def test_a_folder_that_is_closed_under_way_is_told_as_that_and_the_file_is_kept(
+    open_bench: Bench,
+) -> None:
+    bench = open_bench
+    bench.connect().probe()
+    bench.end()
+    open_to_all(bench)
+    script = bench.start(
+        AS_NOBODY
+        + """
+backend, other = connect(), connect()
+say(claims=[claim(backend, "before"), claim(other, "other")])
+hear()
+say(claim=claim(backend, "job"), pending=tried(backend.pending, ["job"], 10))
+other.close()
+other = connect()
+say(pending=tried(other.pending, ["job"], 10), logged=logged)
+hear()
+say(claims=[claim(backend, "before"), claim(other, "job")], logged=logged)
+backend.close()
+other.close()
+"""
+    )
+    uid = script.listen()["uid"]
+    assert script.listen() == {"claims": ["granted", "granted"]}
+    bench.folder.chmod(0)
+    first, second = script.ask(), script.listen()
+    for kind, text in (first["claim"], first["pending"], second["pending"]):
+        assert kind == "StoreRejected"
+        assert repr(str(bench.path)) in text
+        assert f"permission denied: user {uid} must be able to read and write the file" in text
+    assert second["logged"] == []
+    open_to_all(bench)
+    assert script.ask() == {"claims": ["held", "granted"], "logged": []}
+    assert script.result() == []
+    bench.check()
+
+
 def open_to_all(bench: Bench) -> None:
     bench.folder.parent.chmod(0o755)
     bench.folder.chmod(0o777)

@@ -241,6 +241,46 @@ def test_a_file_in_use_is_read_with_its_log(folder: Path, capsys: Output) -> Non
     assert told.level("format") == "ok"
 
 
+LOCK = """\
+import sqlite3, sys, time
+connection = sqlite3.connect("jobs.db", isolation_level=None)
+connection.execute("PRAGMA journal_mode = " + sys.argv[1])
+connection.execute("CREATE TABLE IF NOT EXISTS mine (a)")
+connection.execute("BEGIN IMMEDIATE")
+print("ready", flush=True)
+while sys.argv[2] == "often":
+    connection.execute("ROLLBACK")
+    time.sleep(0.001)
+    connection.execute("BEGIN IMMEDIATE")
+input()
+"""
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+@pytest.mark.parametrize("how", ["for long", "often"])
+def test_a_transaction_that_does_not_end_is_a_problem(
+    store: Path, capsys: Output, journal: str, how: str
+) -> None:
+    del store
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCK, journal, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            told = doctor(capsys, "sqlite:///jobs.db")
+        finally:
+            process.kill()
+    if how == "often":
+        assert told.level("lock") == "ok"
+        return
+    assert (told.status, told.level("lock")) == (1, "problem")
+    assert f"process {process.pid} has kept others from writing" in told.text("lock")
+
+
 def test_a_journal_that_is_deleted_is_noted_and_kept(folder: Path, capsys: Output) -> None:
     with closing(sqlite3.connect("jobs.db")) as connection:
         connection.execute("CREATE TABLE mine (a)")
@@ -376,6 +416,29 @@ def test_a_file_that_may_only_be_read_is_a_problem(public: Path) -> None:
     assert "'jobs.db' cannot be written to" in told.text("rights")
     assert f"the folder {str(public)!r}" in told.text("rights")
     assert told.level("format") == "ok"  # the next checks are done all the same
+
+
+@pytest.mark.parametrize("command", ["doctor", "history"])
+def test_a_folder_that_lets_nobody_through_is_named_with_who_needs_what(
+    public: Path, command: str
+) -> None:
+    public.chmod(0)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            AS_NOBODY.replace('"doctor"', repr(command)),
+            f"sqlite:///{public}/jobs.db",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    told = done.stderr if command == "history" else Told(1, json.loads(done.stdout)).text("rights")
+    assert f"{str(public / 'jobs.db')!r}: permission denied: user " in told
+    assert "must be able to read and write the file and its folder" in told
 
 
 # -- one check does not hide the others, and none hangs --------------------------------------------

@@ -102,7 +102,7 @@ def test_a_store_whose_clock_stands_still_is_not_asked_for_a_run_all_the_time(fa
     only.start()
     inner: Any = only.backend.inner
     right = fleet.store_clock.now_ms
-    goes_on_ms = MIDDAY_MS + 4 * STILL_MS
+    goes_on_ms = MIDDAY_MS + 2 * STILL_MS
 
     def stands() -> int:
         return right() if right() >= goes_on_ms else min(right(), MIDDAY_MS - 2)
@@ -112,7 +112,7 @@ def test_a_store_whose_clock_stands_still_is_not_asked_for_a_run_all_the_time(fa
     fleet.advance(31 * SECOND)
     (start,) = fleet.starts
     assert 0 <= start.at_ms - goes_on_ms <= STILL_MS
-    assert only.calls("claim") - before <= 7
+    assert only.calls("claim") - before <= 5
 
 
 @pytest.mark.parametrize("family", ["lease", "claim"])

@@ -226,8 +226,9 @@ class RunRules:
         run.holder, run.allows = entry.instance, entry.overlap == OnOverlap.ALLOW.value
         holder, since_ms, since_at_ms = run.handed_over
         lease_ms = process.version.lease_ms
-        if holder == entry.instance and entry.at_ms - since_ms < lease_ms - lease_ms // 50:
-            waited_ms = entry.at_ms - since_ms
+        # Who handed it over waits by a steady clock, which the store's may stand still beside.
+        waited_ms = max(entry.at_ms - since_ms, self.sent_at_ms - since_at_ms)
+        if holder == entry.instance and waited_ms < lease_ms - lease_ms // 50:
             text = f"claimed by who handed it over {waited_ms} ms ago"
             # A claim may have been on its way since before; the store's clock does not tell.
             if not run.back and since_at_ms <= self.sent_at_ms:
