@@ -259,9 +259,6 @@ class Stream:
             if not answer.get("duplicate"):
                 return True
             return await self._first(answer["seq"], deadline) == decision
-        except NobodyAnswers as error:
-            self._known_ms = 0  # the stream is gone, or its leader
-            return error
         except StoreError as error:
             return error
 
@@ -288,15 +285,17 @@ class Stream:
         self, decision: bytes, deadline: Deadline, headers: dict[str, str]
     ) -> dict[str, Any]:
         """Publish until somebody answers, for a moment."""
-        subject = subject_of(self._name)
-        for wait_ms in NOBODY_WAITS_MS:
+        subject, waits_ms = subject_of(self._name), iter(NOBODY_WAITS_MS)
+        while True:
             try:
                 return await self.link.ask(subject, decision, deadline, headers)
             except NobodyAnswers:
-                if deadline.left_ms() <= wait_ms:
+                # The stream is gone, or new, or its leader is: the next call looks at it again.
+                self._known_ms = 0
+                wait_ms = next(waits_ms, None)
+                if wait_ms is None or deadline.left_ms() <= wait_ms:
                     raise
             await asyncio.sleep(wait_ms / 1000)
-        return await self.link.ask(subject, decision, deadline, headers)
 
     async def _first(self, sequence: int, deadline: Deadline) -> bytes:
         """Return the message that had the id first.

@@ -54,7 +54,7 @@ def _explained(path: str, text: str) -> tuple[type[StoreError], str]:  # noqa: C
     if "is full" in text:
         return StoreRejected, "free space on its disk"
     if "readonly" in text:
-        return StoreRejected, may_not_write()
+        return StoreRejected, needed_rights()
     if "unable to open" in text:
         return _why_not_opened(path)
     if "disk i/o error" in text:
@@ -64,8 +64,8 @@ def _explained(path: str, text: str) -> tuple[type[StoreError], str]:  # noqa: C
     return StoreUnavailable, ""
 
 
-def may_not_write() -> str:
-    """Return what this user needs."""
+def needed_rights() -> str:
+    """Return which rights this user needs."""
     return (
         f"user {os.geteuid()} must be able to read and write the file and its folder, where SQLite "
         "keeps two files beside it"
@@ -87,7 +87,7 @@ def _why_not_opened(path: str) -> tuple[type[StoreError], str]:
     except OSError as error:  # no descriptors left, a name too long, links in a circle, no access
         if not isinstance(error, PermissionError):
             return StoreUnavailable, str(error.strerror).lower()
-    return StoreRejected, may_not_write()
+    return StoreRejected, needed_rights()
 
 
 def _why_no_input_or_output(path: str) -> str:

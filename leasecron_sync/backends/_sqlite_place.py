@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Optional, Union
 
-from leasecron_sync.backends._sqlite_errors import may_not_write
+from leasecron_sync.backends._sqlite_errors import needed_rights
 from leasecron_sync.backends._sqlite_mounts import mount_of, read_mounts
 from leasecron_sync.errors import StoreRejected, StoreUnsupported
 
@@ -108,7 +108,7 @@ def check_visible(path: str) -> None:
         Path(path).stat()
     except PermissionError as error:
         reason = str(error.strerror).lower()
-        message = f"SQLite file {path!r}: {reason}: {may_not_write()}"
+        message = f"SQLite file {path!r}: {reason}: {needed_rights()}"
         raise StoreRejected(message) from error
     except OSError:
         return  # it is not there

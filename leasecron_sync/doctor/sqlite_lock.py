@@ -12,14 +12,13 @@ import os
 import struct
 import sys
 import threading
-from pathlib import Path
 from typing import Final, Optional
 
 from leasecron_sync.clock import Clock, SystemClock
 from leasecron_sync.doctor.finding import Findings
 
 HELD_MS: Final = 2_000
-"""A transaction that is that long holds up others so that claims give up."""
+"""No transaction of an instance is that long, and claims wait little longer for one."""
 
 LOOK_MS: Final = 50
 
@@ -61,11 +60,12 @@ def long_holder(path: str, clock: Clock) -> Optional[int]:
         Id of the process that held it all the time, 0 when it is one that is not seen from here,
         such as in another container; None when it was free, or changed hands.
     """
-    index = Path(f"{os.path.realpath(path)}-shm")
-    name, first, count = index, _LOG_WRITE_BYTE, 1
-    if not index.exists():
-        name, first, count = Path(path), _PENDING_BYTE, 2
-    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    first, count = _LOG_WRITE_BYTE, 1
+    try:
+        file = os.open(f"{os.path.realpath(path)}-shm", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # no log is in use
+        first, count = _PENDING_BYTE, 2
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         holder = _holder(file, first, count)
         ends_ms, never = clock.steady_ms() + HELD_MS, threading.Event()

@@ -241,7 +241,7 @@ class Caller:
                 known = lane in self._refused
                 self._refused.add(lane)
             if not known:
-                _logger.warning("the store refused a call call=%r error=%r", lane, str(error))
+                _logger.warning("the store refused a call what=%r error=%r", lane, str(error))
             return
         with self._lock:
             began = self._down_since_ms is None

@@ -352,6 +352,11 @@ def test_a_stream_that_does_not_listen_yet_is_asked_again(bench: Bench) -> None:
         claim = bench.intend()
         assert ask(backend, claim) is Verdict.GRANTED
         assert published == 3
+        bench.manage("UPDATE", {**bench.config(), "duplicate_window": 100_000 * NS})
+        deaf = cycle([False])
+        assert ask(backend, bench.rival(claim)) is Verdict.TAKEN
+        assert bench.window_ms() == 600_000, "what it heard nothing of is looked at again"
+        published = 3
         deaf = cycle([True])
         with pytest.raises(_nats_link.NobodyAnswers):
             ask(backend, bench.intend())  # within the time of a call, and not for ever
