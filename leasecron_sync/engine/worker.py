@@ -111,11 +111,12 @@ def _call(context: Context, live: LiveRun) -> None:
             stack.enter_context(around_run(live.run))
             if os.getpid() != pid:
                 return  # it has forked, and the run is the parent's
-        # The last look before the work begins: this thread may have been held up for long.
-        if not live.control.trusted:
-            raise _TooLate
-        live.control.started()
+        # This thread may have been held up for long; what is late is not announced.
+        _look(live)
         context.emit_of("run_started", live)
+        # The last look, with nothing between it and the work: a log handler may block for long.
+        _look(live)
+        live.control.started()
         result = live.job.handler(live.run) if live.job.wants_run else live.job.handler()
         if inspect.iscoroutine(result):
             result.close()
@@ -124,6 +125,11 @@ def _call(context: Context, live: LiveRun) -> None:
                 "for example one that calls asyncio.run()"
             )
             raise TypeError(message)
+
+
+def _look(live: LiveRun) -> None:
+    if not live.control.trusted:
+        raise _TooLate
 
 
 def judge(live: LiveRun, error: Optional[BaseException]) -> Ending:

@@ -31,6 +31,8 @@ from tests.services.process import stop_outside_writes
 
 ROOT = Path(__file__).parents[2]
 LONG = bool(os.environ.get("LEASECRON_SYNC_LONG"))
+GOING_ON_MS = 1_000
+"""How long a process that goes on may take to do what it had begun when it was stopped."""
 
 
 def boot_ms() -> int:
@@ -236,13 +238,16 @@ def stopped_before(cluster: Cluster, fault: Fault) -> bool:
     start = fault.entries[-1]
     assert start.steady_ms is not None
     return any(
-        item.to_ms is not None and item.from_ms <= start.steady_ms <= item.to_ms + 1_000
+        item.to_ms is not None and item.from_ms <= start.steady_ms <= item.to_ms + GOING_ON_MS
         for item in cluster.runner_of(start).disturbed
     )
 
 
 def early_successors(cluster: Cluster, report: Report) -> list[str]:
-    """The next attempt begins after the last one has ended, or its process was disturbed."""
+    """The next attempt begins after the last one has ended, or its process was disturbed.
+
+    One that was stopped right before the handler's first line begins late, beside its successor.
+    """
     begins = {(entry.job, entry.token): entry for entry in cluster.entries("started")}
     ends = {(entry.job, entry.token): entry for entry in cluster.entries("ended")}
     wrong = []
@@ -259,14 +264,30 @@ def early_successors(cluster: Cluster, report: Report) -> list[str]:
                 item
                 for item in cluster.runner_of(old).disturbed
                 if item.from_ms <= new.steady_ms
-                and (item.to_ms is None or item.to_ms >= old.steady_ms)
+                and (item.to_ms is None or old.steady_ms <= item.to_ms + GOING_ON_MS)
             ]
             if not reasons:
                 wrong.append(
                     f"attempt {after.attempt} of {new.key} began while attempt {before.attempt} "
-                    "was at work"
+                    f"was at work: {told_apart(cluster, old, end, new)}"
                 )
     return wrong
+
+
+def told_apart(cluster: Cluster, old: Entry, end: Optional[Entry], new: Entry) -> str:
+    """Say when two attempts ran and where, and what was done to the first one's process."""
+    assert old.steady_ms is not None
+    assert new.steady_ms is not None
+    runner = cluster.runner_of(old)
+    begin_ms = old.steady_ms
+    ended = "never" if end is None or end.steady_ms is None else f"{end.steady_ms - begin_ms:+}"
+    disturbed = [
+        (item.from_ms - begin_ms, item.to_ms and item.to_ms - begin_ms) for item in runner.disturbed
+    ]
+    return (
+        f"in ms from the start of the first, in {runner.name}: its end {ended}, the next "
+        f"{new.steady_ms - begin_ms:+} in {cluster.runner_of(new).name}, disturbed {disturbed}"
+    )
 
 
 def owed_runs(jobs: int, every_s: int, from_ms: int, to_ms: int) -> list[RunKey]:

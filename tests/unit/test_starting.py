@@ -199,3 +199,38 @@ def test_a_lease_that_is_over_before_the_handler_begins_goes_back() -> None:
     assert fleet.starts == []
     assert not only.named("run_started")
     assert fleet.states("job") == {MIDDAY_MS: RunState.WAITING}
+
+
+def test_a_lease_that_is_over_once_the_start_is_logged_goes_back() -> None:
+    """A log handler may block, and nothing comes between the last look and the handler."""
+    fleet, only = ready()
+    logger = logging.getLogger("leasecron_sync.events")
+
+    class Blocking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("run started"):
+                fleet.let_pass(14 * SECOND)
+
+    blocking, level = Blocking(), logger.level
+    logger.addHandler(blocking)
+    logger.setLevel(logging.DEBUG)
+    try:
+        fleet.advance(SECOND)
+    finally:
+        logger.removeHandler(blocking)
+        logger.setLevel(level)
+    assert fleet.starts == []
+    assert len(only.named("run_started")) == 1
+    assert [event.reason for event in only.named("run_handed_over")] == ["not started in time"]
+    assert fleet.states("job") == {MIDDAY_MS: RunState.WAITING}
+
+
+def test_the_time_limit_counts_from_the_handler_and_not_from_the_log_line() -> None:
+    fleet = Fleet()
+    only = fleet.add("a", skew_ms=0, around_run=None)
+    only.job("job", "0 12 * * *", time_limit_ms=2_000)
+    only.start()
+    only.scheduler.on("run_started", lambda _event: fleet.let_pass(3 * SECOND))
+    fleet.advance(30 * SECOND)
+    assert only.named("run_retried") == []
+    assert fleet.states("job") == {MIDDAY_MS: RunState.FINISHED}
