@@ -74,6 +74,16 @@ def test_the_same_holds_on_a_file(profile: str) -> None:
     play_seeds(profile, "sqlite", share(profile, SQLITE_SEEDS))
 
 
+@pytest.mark.parametrize(
+    ("profile", "seed"),
+    [
+        pytest.param("clocks", 2414932, id="handed over while the store's clock stands still"),
+    ],
+)
+def test_a_rule_that_was_too_strict_accuses_nothing_any_more(profile: str, seed: int) -> None:
+    assert played(seed, profile, "sqlite").violation is None
+
+
 def test_histories_do_happen_what_they_are_about() -> None:
     """A profile whose happenings stopped happening would find nothing, and say so never."""
     seen: dict[str, int] = {}
