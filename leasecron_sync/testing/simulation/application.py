@@ -44,11 +44,11 @@ class Application:
         if behaviour is not None and behaviour.forks:
             forks.fork_in_handler(stage, strand)
         handlers = strand.process.handlers
-        handlers.append(run._key)
+        handlers.append(run)
         try:
             self._behave(run, behaviour)
         finally:
-            handlers.remove(run._key)
+            handlers.remove(run)
 
     def lateness_ms(self, run: Run) -> int:
         """Return how long the thread of a run does not get to work."""

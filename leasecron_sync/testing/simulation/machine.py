@@ -12,6 +12,7 @@ from typing import Any, Callable, Final, Optional, cast
 from leasecron_sync import every
 from leasecron_sync.events import EVENT_NAMES, Event, EventName
 from leasecron_sync.model import RunKey
+from leasecron_sync.run import Run
 from leasecron_sync.scheduler import Scheduler
 from leasecron_sync.testing.harness import ManualRun, ManualScheduler
 from leasecron_sync.testing.simulation.clocks import HostClock
@@ -112,7 +113,7 @@ class Process:
         self.then_ms = 0
         self.started_ms = self.expects_ms = 0
         self.heard: list[tuple[str, int]] = []
-        self.handlers: list[RunKey] = []
+        self.handlers: list[Run] = []
         self.blind = False
         self.blind_ms = -NEVER_MS
         self.calls = 0

@@ -189,7 +189,7 @@ class Watcher:
         """Note that a handler starts."""
         self.counts["handlers"] += 1
         if isinstance(run, LeaseRun):
-            self._judge_beside(run._key, process)
+            self._judge_beside(run, process)
         if self.losses and not isinstance(run, LeaseRun):
             return  # it may have been won before the store lost its data, and once more afterwards
         key = run._key
@@ -198,12 +198,18 @@ class Watcher:
             fields.update(token=run.token, attempt=run.attempt)
         self.log.note(STARTED, instance=process.name, **fields)
 
-    def _judge_beside(self, key: RunKey, process: Process) -> None:
-        """No handler starts beside an old one of its run, or of its no-overlap job."""
-        alone = self.rules.is_alone(key)  # a deploy may have changed the job since
+    def _judge_beside(self, run: LeaseRun, process: Process) -> None:
+        """No handler starts beside an old one of its run, or of its no-overlap job.
+
+        A deploy may change the job while the run waits for its thread: what was won since may be
+        at work already, if it was won to work beside others.
+        """
+        key, alone = run._key, self.rules.is_alone(run._key)
         for other in process.handlers:
-            if other == key or (alone and other.job == key.job):
-                text = f"{process.name}: {named(key)} beside {named(other)}"
+            assert isinstance(other, LeaseRun)
+            beside = other.token > run.token and not self.rules.is_alone(other._key)
+            if other._key == key or (alone and other.job == key.job and not beside):
+                text = f"{process.name}: {named(key)} beside {named(other._key)}"
                 self.report(Violation(BESIDE_OWN, text))
 
     def watch(self, process: Process) -> None:
