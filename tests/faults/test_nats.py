@@ -32,8 +32,8 @@ from tests.services.process import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240 if LONG else 60)]
 
 STOP_S = 7.0 if LONG else 1.5
-EXIT_S = 2.0
-"""How long the exit may take, by the documents."""
+QUICK_S = 4.5
+"""By the documents an exit takes two seconds at most; a call that it waited out would take five."""
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_the_end_of_a_process_is_quick_and_says_nothing(
     )
     took_s = time.monotonic() - float(done.stdout.split()[-1]) if done.stdout else 0.0
     assert (done.stderr, done.returncode) == ("", 0)
-    assert took_s < EXIT_S + 1.0
+    assert took_s < QUICK_S
     assert eventually(lambda: nats_server.connections() == [], LIMIT_S)
 
 

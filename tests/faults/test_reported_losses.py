@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,7 +24,7 @@ from leasecron_sync.backends._redis_scripts import keys_for, keys_of
 from leasecron_sync.backends.base import BackendSettings, LeaseBackend
 from leasecron_sync.backends.urls import connect, connect_lease
 from leasecron_sync.clock import SystemClock
-from leasecron_sync.model import RunRecord, RunState
+from leasecron_sync.model import LeaseClaim, LeaseReply, RunRecord, RunState
 from tests.faults.processes import LONG
 from tests.services.fixtures import Own, had
 from tests.services.postgres import execute as execute_sql
@@ -45,8 +45,18 @@ class Instance:
     """A scheduler, the runs that its handler was called with, and what it told."""
 
     def __init__(self, url: str, namespace: str, lease_ms: int = LEASE_MS) -> None:
+        backend = connect_lease(url)
+        self.asked = threading.Event()  # a claim of it was answered
+        claim = backend.claim
+
+        def asking(claims: Sequence[LeaseClaim]) -> Sequence[LeaseReply]:
+            replies = claim(claims)
+            self.asked.set()
+            return replies
+
+        backend.claim = asking  # type: ignore[method-assign]
         self.scheduler: Scheduler[LeaseBackend] = Scheduler(
-            connect_lease(url), namespace=namespace, lease_ms=lease_ms
+            backend, namespace=namespace, lease_ms=lease_ms
         )
         self.runs: list[LeaseRun] = []
         self.told: list[Event] = []
@@ -123,6 +133,8 @@ def test_a_holder_whose_record_was_deleted_makes_none_anew_and_spoils_nobodys(
         if other.runs:
             holder, other = other, holder
         [run] = holder.runs
+        # Else its first claim would come after the deletion, and be granted.
+        assert other.asked.wait(LIMIT_S)
         delete(namespace)
         assert eventually(lambda: run.lost, LEASE_MS / 1000)  # at a renewal, not at the very end
         assert eventually(lambda: "run_lost" in holder.names(), LIMIT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import count
 from typing import Callable, ClassVar, Generic, Optional, TypeVar, Union
 
@@ -12,6 +12,7 @@ import pytest
 
 from leasecron_sync.backends.base import Backend, BackendSettings, LeaseBackend
 from leasecron_sync.clock import SystemClock
+from leasecron_sync.errors import StoreUnavailable
 from leasecron_sync.model import (
     JobStamp,
     JobStanding,
@@ -95,6 +96,10 @@ class Store(Generic[B]):
         backend = self._factory()
         self._backends.append(backend)
         backend.open(settings)
+        for _ in range(2):  # a busy machine may not keep the short time-outs of some cases
+            with suppress(StoreUnavailable):
+                backend.probe()
+                return backend
         backend.probe()
         return backend
 
