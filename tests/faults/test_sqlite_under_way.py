@@ -23,6 +23,8 @@ from tests.faults.edges_crew import (
 
 LONG = bool(os.environ.get("LEASECRON_SYNC_LONG"))
 REPLACED = "the SQLite file was deleted or replaced, what was claimed in it may run again"
+AMID = "was replaced while it was opened"
+"""What an instance says that opens a connection just then."""
 
 
 @pytest.fixture
@@ -81,9 +83,6 @@ def a_damaged_page(bench: Bench) -> Iterator[str]:
     bench.path.unlink()
 
 
-REPLACED = "was replaced while it was opened"
-"""What an instance says that opens a connection just then."""
-
 Trouble = Callable[[Bench], AbstractContextManager[str]]
 TROUBLES: list[Trouble] = [
     a_letter_in_its_place,
@@ -110,7 +109,7 @@ def test_whatever_stands_in_the_place_of_the_file_is_an_outage_that_no_thread_di
         with trouble(bench) as text:
             for instance in instances:
                 reason = instance.wait_for("store_down", number)["reason"]
-                assert text in reason or REPLACED in reason, trouble
+                assert text in reason or AMID in reason, trouble
         for instance in instances:
             instance.wait_for("store_back", number)
         instances[number % 2].wait_for("run_finished", after_ms=now_ms())
