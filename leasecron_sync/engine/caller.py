@@ -193,16 +193,19 @@ class Caller:
         """Newest difference between the store's clock and this host's; positive: it is ahead."""
         return self._skew_ms
 
-    def compare_clocks(self, store_ms: int, sent_ms: int, sent_steady_ms: int) -> None:
-        """Note the store's clock from a reply.
+    def compare_clocks(self, store_ms: int, sent_steady_ms: int) -> None:
+        """Note the store's clock from a reply that has just come.
+
+        The wall clock is read now and not when the call was made: it may have been set meanwhile.
+        It is read before the steady one, so that a pause between the two counts as time of the call.
 
         Args:
             store_ms: The store's reading.
-            sent_ms: This host's wall clock when the call was made.
             sent_steady_ms: Steady time when the call was made.
         """
+        now_ms = self._clock.now_ms()
         took_ms = self._clock.steady_ms() - sent_steady_ms
-        skew_ms = store_ms - (sent_ms + took_ms // 2)
+        skew_ms = store_ms - (now_ms - took_ms // 2)
         # What may come from the way of the call is no skew.
         self._note_skew(skew_ms, certain=abs(skew_ms) - took_ms // 2 > SKEW_WARNING_MS)
 

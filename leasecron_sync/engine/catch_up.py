@@ -146,14 +146,13 @@ class CatchUp:
         return Known(standing.newest_ms, self._reported.get(name), self._asked.get(name))
 
     def _register(self, jobs: list[Job]) -> Sequence[JobStanding]:
-        clock = self._context.clock
         stamps = [JobStamp(job.name, job.fingerprint()) for job in jobs]
-        sent_ms, sent_steady_ms = clock.now_ms(), clock.steady_ms()
+        sent_steady_ms = self._context.clock.steady_ms()
         standings = self._context.caller.call_all(
             TIMER_LANE, lambda: self._backend.register(stamps), len(stamps)
         )
         first = standings[0]
-        self._context.caller.compare_clocks(first.store_ms, sent_ms, sent_steady_ms)
+        self._context.caller.compare_clocks(first.store_ms, sent_steady_ms)
         if self._store_id and first.store_id != self._store_id:
             _logger.error(
                 "the store has lost its data: runs from before are not known to it any more, and "

@@ -181,7 +181,9 @@ class Claims:
         """Act on the answer to one claim."""
         item, reply = answer
         steady_ms = self._context.clock.steady_ms()
-        item.unknown = item.refused = False  # its decision stays: an ask may arrive twice, or late
+        # Its decision stays: an ask may arrive twice, or late. So does the doubt where it is early:
+        # the store's clock may have been set back since it was won.
+        item.refused, item.unknown = False, item.unknown and reply.verdict is Verdict.EARLY
         kept = False
         if reply.verdict is Verdict.GRANTED:
             self._starter.start(item, reply, sent_ms)

@@ -36,12 +36,11 @@ class SkewCheck:
         Raises:
             StoreError: The store did not answer; the next step asks again.
         """
-        clock = self._context.clock
-        sent_ms, sent_steady_ms = clock.now_ms(), clock.steady_ms()
+        sent_steady_ms = self._context.clock.steady_ms()
         if not self._wanted and not (self._claimed and sent_steady_ms >= self._next_ms):
             return
         info = self._context.caller.probe(TIMER_LANE, self._context.backend.probe)
         self._wanted = self._claimed = False
         self._next_ms = sent_steady_ms + EVERY_MS
         if info is not None and info.store_ms is not None:
-            self._context.caller.compare_clocks(info.store_ms, sent_ms, sent_steady_ms)
+            self._context.caller.compare_clocks(info.store_ms, sent_steady_ms)

@@ -214,17 +214,17 @@ def test_a_store_that_refuses_nothing_but_a_probe_is_used_all_the_same(family: s
 def test_skew_beyond_the_bound_is_told_once_and_put_right() -> None:
     ear = Ear()
     caller, clock = ear.caller, ear.clock
-    caller.compare_clocks(clock.now_ms() + 500, clock.now_ms(), clock.steady_ms())
+    caller.compare_clocks(clock.now_ms() + 500, clock.steady_ms())
     assert (ear.skews, caller.now_ms()) == ([], clock.now_ms())
     for _ in range(2):
-        caller.compare_clocks(clock.now_ms() - 3_000, clock.now_ms(), clock.steady_ms())
+        caller.compare_clocks(clock.now_ms() - 3_000, clock.steady_ms())
     assert ear.skews == [-3_000]
     assert caller.now_ms() == clock.now_ms() - 3_000
     caller.note_early(1_000)
     assert caller.now_ms() == clock.now_ms() - 4_000
     caller.note_early(500)
     assert caller.skew_ms == -4_000
-    caller.compare_clocks(clock.now_ms(), clock.now_ms(), clock.steady_ms())
+    caller.compare_clocks(clock.now_ms(), clock.steady_ms())
     assert caller.now_ms() == clock.now_ms()
 
 
@@ -232,9 +232,24 @@ def test_what_may_come_from_the_way_of_a_call_is_no_skew() -> None:
     ear = Ear()
     sent_ms, steady_ms = ear.clock.now_ms(), ear.clock.steady_ms()
     ear.clock.advance(4_000)
-    ear.caller.compare_clocks(sent_ms, sent_ms, steady_ms)
+    ear.caller.compare_clocks(sent_ms, steady_ms)
     assert ear.skews == []
     assert ear.caller.now_ms() == ear.clock.now_ms()
+
+
+@pytest.mark.parametrize("step_ms", [-20_000, 20_000])
+def test_a_clock_that_is_set_while_its_reading_is_under_way_is_compared_as_it_is_now(
+    step_ms: int,
+) -> None:
+    ear = Ear()
+    clock, steady_ms = ear.clock, ear.clock.steady_ms()
+    clock.advance(300)
+    store_ms = clock.now_ms()
+    clock.step(step_ms)
+    clock.advance(300)
+    ear.caller.compare_clocks(store_ms, steady_ms)
+    assert ear.skews == [-step_ms]
+    assert ear.caller.now_ms() == store_ms + 300
 
 
 def test_delays_double_up_to_their_limit_and_begin_anew() -> None:

@@ -75,6 +75,24 @@ def test_a_run_won_by_a_claim_that_arrived_once_more_after_it_was_early_is_execu
     assert fleet.started() == minutes(0, 0)
 
 
+def test_what_may_have_been_won_is_told_at_a_stop_though_the_store_calls_it_early_by_then() -> None:
+    """Its clock was set back since: that it is early does not say that it was not won."""
+    fleet = Fleet("claim")
+    only = fleet.add("a", skew_ms=300)
+    only.job("job", "* * * * *")
+    only.start()
+    fleet.advance(29 * SECOND)
+    only.backend.faults.lose_reply("claim")
+    back = iter([-20 * SECOND])
+    only.backend.faults.slow("claim", after=lambda: fleet.store_clock.step(next(back, 0)))
+    fleet.advance(5 * SECOND)
+    assert only.calls("claim") > 1
+    assert fleet.started() == []
+    only.manual.stop()
+    [missed] = only.named("run_missed")
+    assert missed.reason == "unknown outcome"
+
+
 def test_a_decision_that_was_too_early_is_kept_when_its_candidate_is_not() -> None:
     fleet, only = alone("claim")
     only.job("job", "* * * * *")
