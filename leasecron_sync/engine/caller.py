@@ -197,7 +197,7 @@ class Caller:
         """Note the store's clock from a reply that has just come.
 
         The wall clock is read now and not when the call was made: it may have been set meanwhile.
-        It is read before the steady one, so that a pause between the two counts as time of the call.
+        It is read before the steady one, so that a pause between them is taken for the call's.
 
         Args:
             store_ms: The store's reading.
