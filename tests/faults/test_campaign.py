@@ -139,7 +139,7 @@ def test_deploys_across_scheduled_times_double_and_lose_nothing(store: str) -> N
     ],
 )
 def test_instances_that_break_the_rules_are_found_out(planted: str, store: str) -> None:
-    minutes = "0.2" if LONG else "0.05"  # it leaves runs out by chance
+    minutes = "0.2" if LONG else "0.1"  # chance, or each fifth second, leaves runs out
     shown = end(
         start("--store", store, "--minutes", minutes, "--planted", planted, "--only", "stop short"),
         WRONG,

@@ -146,13 +146,14 @@ def check(done: Course, place: Path) -> None:
     assert not [line for line in after_kill if line.startswith(f"{killed} ")]
     assert f"{killed} runs {run}" in lines[: lines.index(kill)]
 
-    taker, taken, attempt = re.findall(
-        r"^(\w) took (report \S+) over as attempt (\d+)", "\n".join(after_kill), re.MULTILINE
-    )[0]
-    assert (taken, attempt) == (run, "2")
+    # On a machine that stands still others are taken over, too, and this one twice.
+    taker, attempt = re.findall(
+        rf"^(\w) took {run} over as attempt (\d+)", "\n".join(after_kill), re.MULTILINE
+    )[-1]
+    assert int(attempt) >= 2
     assert taker != killed
-    assert fact(summary, "taken over") == f"{run} by {taker}, attempt 2, finished"
-    assert f"{taker} finished {run}, attempt 2" in after_kill
+    assert fact(summary, "taken over") == f"{run} by {taker}, attempt {attempt}, finished"
+    assert f"{taker} finished {run}, attempt {attempt}" in after_kill
 
     assert fact(summary, "doubled") == "0"
     assert fact(summary, "lost") == "0"

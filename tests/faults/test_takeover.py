@@ -62,7 +62,7 @@ def test_a_holder_that_stood_still_is_refused_and_its_handler_sees_the_loss(
     cluster: Cluster,
 ) -> None:
     for name in ("a", "b"):
-        cluster.start(name, every=4, lease_ms=1_000, seconds=1.5).wait_ready()
+        cluster.start(name, every=4, lease_ms=3_000, seconds=1.5).wait_ready()
     holder, held = holder_of(cluster)
     holder.pause()
     other = next(runner for runner in cluster.runners if runner is not holder)
@@ -72,7 +72,7 @@ def test_a_holder_that_stood_still_is_refused_and_its_handler_sees_the_loss(
             for entry in other.events("run_finished")
             if entry.key == held.key and entry.attempt == 2
         ],
-        10,
+        20,
     )
     holder.go_on()
     assert eventually(lambda: [x for x in holder.entries("ended") if x.token == held.token], 10)
@@ -95,7 +95,7 @@ def test_a_holder_that_stood_still_is_refused_and_its_handler_sees_the_loss(
 def test_a_killed_run_is_executed_again_before_the_later_runs_of_its_job(cluster: Cluster) -> None:
     """The body takes nearly as long as the time to the next run."""
     for name in ("a", "b", "c"):
-        cluster.start(name, every=2, lease_ms=1_000, seconds=1.9).wait_ready()
+        cluster.start(name, every=2, lease_ms=4_000, seconds=1.9).wait_ready()
     holder, held = holder_of(cluster)
     time.sleep(0.8)
     holder.kill()
@@ -105,7 +105,7 @@ def test_a_killed_run_is_executed_again_before_the_later_runs_of_its_job(cluster
             for entry in cluster.events("run_finished")
             if entry.key.scheduled_ms >= held.key.scheduled_ms + 6_000
         ],
-        25,
+        35,
     )
     cluster.stop()
     assert judge(cluster) == []

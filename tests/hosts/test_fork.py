@@ -132,8 +132,13 @@ def test_a_child_that_lives_on_in_a_handler_settles_and_renews_nothing(tmp_path:
             return sorted({record.state.value for record in other.history("job")})
 
         # The newest run may be in progress.
-        eventually(lambda: "running" not in states())
-        found = states()
+        found = []
+
+        def settled():
+            found[:] = states()
+            return "running" not in found
+
+        eventually(settled)
         other.stop()
         say(taken=taken, states=found)
         """,

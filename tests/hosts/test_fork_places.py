@@ -423,7 +423,7 @@ scheduler.stop()
 PLACES["in a handler whose child goes on asking about the run"] = """
 import logging
 logging.basicConfig(level=logging.WARNING)  # to standard error, where nothing may be
-scheduler = Scheduler(SQLiteLease(path), lease_ms=900)
+scheduler = Scheduler(SQLiteLease(path), lease_ms=3_000)
 series, children, answers = Series(scheduler), [], os.pipe()
 
 def handler(run):

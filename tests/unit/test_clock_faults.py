@@ -128,6 +128,7 @@ def false_future(clock: ManualClock, step_ms: int = TEN_YEARS) -> Iterator[None]
     clock.step(-step_ms)
 
 
+@pytest.mark.timeout(180)  # a busy disk takes its time for so many runs
 @pytest.mark.parametrize("catch_up_ms", [0, HOUR, 100 * DAY])
 def test_ten_years_ahead_for_two_minutes_is_no_burst_and_silences_nothing(
     hosts: Hosts, catch_up_ms: int
