@@ -181,9 +181,11 @@ class Claims:
         """Act on the answer to one claim."""
         item, reply = answer
         steady_ms = self._context.clock.steady_ms()
-        # Its decision stays: an ask may arrive twice, or late. So does the doubt where it is early:
-        # the store's clock may have been set back since it was won.
-        item.refused, item.unknown = False, item.unknown and reply.verdict is Verdict.EARLY
+        # Its decision stays: an ask may arrive twice, or late. On a claim backend so does the doubt
+        # where it is early: its clock may have been set back since, but not by years.
+        early = reply.verdict is Verdict.EARLY and reply.wait_ms <= MAX_WAIT_MS
+        doubt = early and isinstance(self._claimer, OnceClaimer)
+        item.refused, item.unknown = False, item.unknown and doubt
         kept = False
         if reply.verdict is Verdict.GRANTED:
             self._starter.start(item, reply, sent_ms)
