@@ -183,8 +183,8 @@ class Claims:
         steady_ms = self._context.clock.steady_ms()
         # Its decision stays: an ask may arrive twice, or late. On a claim backend so does the doubt
         # where it is early: its clock may have been set back since, but not by years.
-        early = reply.verdict is Verdict.EARLY and reply.wait_ms <= MAX_WAIT_MS
-        doubt = early and isinstance(self._claimer, OnceClaimer)
+        early = reply.verdict is Verdict.EARLY and isinstance(self._claimer, OnceClaimer)
+        doubt = early and reply.wait_ms <= self._context.options.claim_window_ms
         item.refused, item.unknown = False, item.unknown and doubt
         kept = False
         if reply.verdict is Verdict.GRANTED:
