@@ -143,7 +143,7 @@ os.write(1, b"at the end\\n")
 """
     status, err, took = end_while_locked(script, tmp_path / "store.db")
     assert (status, err) == (0, "")
-    assert took < 4.5
+    assert took < 2 + 1.5
 
 
 def test_an_error_that_ends_the_script_shows_that_error_alone(tmp_path: Path) -> None:

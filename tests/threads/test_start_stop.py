@@ -249,7 +249,7 @@ def test_stop_returns_in_time_while_the_store_file_is_locked(
     finally:
         locker.execute("ROLLBACK")
         locker.close()
-    assert took < timeout + 4.5
+    assert took < timeout + 2.0
     assert scheduler.status().state == "stopped"
     # What was still in a call ends soon after, and leaves no connection behind.
     assert eventually(lambda: own_threads() == [], 10)
